@@ -1,7 +1,7 @@
 """Maps the top-level rooms onto import names and builds the one C extension.
 
-Everything declarative is in pyproject.toml. Only what must look at the tree stands here: the list of packages (each folder
-with an `__init__.py`, so that a new one cannot be forgotten) and the C sources.
+Everything declarative is in pyproject.toml. Only what must look at the tree stands here: the list of packages (each
+folder with an `__init__.py`, so that a new one cannot be forgotten) and the C sources.
 """
 
 import os

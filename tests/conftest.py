@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# `python -m pytest` puts the working directory first on sys.path, where the source tree would shadow an installed wheel.
-# An editable install does not need the entry: its finder knows the way.
+# `python -m pytest` puts the working directory first on sys.path, where the source tree would shadow an installed
+# wheel. An editable install does not need the entry: its finder knows the way.
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != ROOT]
 
 TIERS = {
@@ -43,7 +43,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _shared_memory() -> set[str]:
     folder = Path("/dev/shm")
-    return {entry.name for entry in folder.iterdir() if entry.name.startswith("undercurrent")} if folder.is_dir() else set()
+    return (
+        {entry.name for entry in folder.iterdir() if entry.name.startswith("undercurrent")}
+        if folder.is_dir()
+        else set()
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
