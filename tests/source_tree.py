@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,3 +54,8 @@ def copy_tree(target: Path) -> Path:
     """Copies what belongs to the source tree, links kept as links, and returns the target."""
     shutil.copytree(ROOT, target, symlinks=True, ignore=_NOT_SOURCE)
     return target
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    """Returns the fenced blocks of one language in a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
