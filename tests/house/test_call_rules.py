@@ -37,7 +37,7 @@ RULES = {
             *("os.fork", "os.forkpty", "os.exec*", "os.spawn*", "os.posix_spawn*", "os.system", "os.popen", "pty.fork"),
             "concurrent.futures.ProcessPoolExecutor",
         ),
-        ("undercurrent.workers.supervisor", "undercurrent.workers.nursery"),
+        ("undercurrent.workers.supervisor", "undercurrent.workers.nursery*"),
     ),
     "only ipc.memory and ipc.page make memory": Rule(
         (
@@ -50,7 +50,11 @@ RULES = {
         ("undercurrent.ipc._ring", "undercurrent.ipc._ring.*"),
         ("undercurrent.ipc.ring", "undercurrent.ipc.doorbell"),
     ),
-    "only cli reads argv": Rule(("sys.argv", "argparse", "argparse.*"), ("undercurrent.cli*", "undercurrent.__main__")),
+    # The nursery is a program started by exec; its one argument is the descriptor of its socket.
+    "only cli reads argv": Rule(
+        ("sys.argv", "argparse", "argparse.*"),
+        ("undercurrent.cli*", "undercurrent.__main__", "undercurrent.workers.nursery_main"),
+    ),
     "the environment is read at the edges": Rule(
         ("os.environ", "os.environ.*", "os.environb*", "os.getenv*"),
         ("undercurrent.cli*", "undercurrent.workers*", "undercurrent.sinks*"),
@@ -111,7 +115,7 @@ PLANTS = [
     ("only the supervisor and the nursery start processes", "undercurrent.sinks", "from subprocess import Popen"),
     ("only ipc.memory and ipc.page make memory", "undercurrent.workers", "import os as o\no.memfd_create('x')"),
     ("only ipc.ring and ipc.doorbell touch the extension", "undercurrent.router", "from undercurrent.ipc import _ring"),
-    ("only cli reads argv", "undercurrent.workers", "from sys import argv"),
+    ("only cli reads argv", "undercurrent.workers.loop", "from sys import argv"),
     ("the environment is read at the edges", "undercurrent.core", "import os\nos.environ.get('X')"),
     ("predict knows errors only", "undercurrent.predict", "from undercurrent.core import Probe"),
     ("runtime knows errors only", "undercurrent.runtime.archive", "import undercurrent.predict"),
