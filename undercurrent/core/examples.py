@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from undercurrent.core.arrays import as_array
+from undercurrent.core.base import Probe
 from undercurrent.core.batch import ActivationBatch
-from undercurrent.core.probe import Probe
 from undercurrent.core.signal import ProbeAction, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbingTypeError, ProbingValueError
 from undercurrent.spec import ActivationRecord, ProbeKind
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["MLPClassifierProbe", "TrajectoryScoreProbe"]
 
@@ -71,7 +74,7 @@ class TrajectoryScoreProbe(Probe):
             return [self.on_activation(record) for record in batch]
         if not rows.shape[1]:
             return [self._add(0.0) for _ in range(len(batch))]
-        return [self._add(mean) for mean in rows.mean(axis=1).tolist()]
+        return [self._add(mean) for mean in _row_means(rows)]
 
     def on_end(self, request_ctx: RequestContext) -> ProbeResult:
         """The final mean, how many records it is of, and whether an abort was sent."""
@@ -145,6 +148,16 @@ def _mean(tensor: Any) -> float:
         raise ProbingTypeError("`tensor` must hold numbers, got a str")
     array = as_array(tensor)
     return float(array.mean()) if array.size else 0.0
+
+
+def _row_means(rows: np.ndarray[Any, Any]) -> list[float]:
+    """The mean of each row of `(n, width)`; float32 and float64 go through one matrix product."""
+    if rows.dtype.char not in "fd":
+        means: list[float] = rows.mean(axis=1).tolist()
+        return means
+    width = rows.shape[1]
+    sums: list[float] = (rows @ rows.dtype.type(1).repeat(width)).tolist()
+    return [row_sum / width for row_sum in sums]
 
 
 def _flatten(items: list[Any] | tuple[Any, ...]) -> Iterator[float]:
