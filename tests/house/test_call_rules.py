@@ -50,7 +50,7 @@ RULES = {
         ("undercurrent.ipc._ring", "undercurrent.ipc._ring.*"),
         ("undercurrent.ipc.ring", "undercurrent.ipc.doorbell"),
     ),
-    # The nursery is a program started by exec; its one argument is the descriptor of its socket.
+    # The nursery overwrites argv: what it imports for users shall not see how it was started.
     "only cli reads argv": Rule(
         ("sys.argv", "argparse", "argparse.*"),
         ("undercurrent.cli*", "undercurrent.__main__", "undercurrent.workers.nursery_main"),
