@@ -1,0 +1,124 @@
+"""An inline point of one request: its probe runs on the caller's thread, inside `route()`."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+
+from undercurrent.core import Coverage, CoverageReason, Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext
+from undercurrent.router.tally import Tally
+from undercurrent.spec import ActivationRecord, ExtractionPoint, OnError
+
+__all__ = ["Dispatch", "InlineBinding", "empty_result", "with_coverage"]
+
+_logger = logging.getLogger("undercurrent.router")
+
+Dispatch = Callable[[ActivationRecord], ProbeSignal | None]
+"""What `route()` calls with a record, once it has found the record's binding."""
+
+
+class InlineBinding:
+    """Owns one probe instance and counts what it saw.
+
+    No lock is held while the probe runs: when the caller routes one request from several threads, `dispatch` runs on
+    several threads at once.
+    """
+
+    __slots__ = ("_context", "_errors", "_is_error_logged", "_routed", "dispatch", "point", "probe", "request_id")
+
+    def __init__(self, *, request_id: str, point: ExtractionPoint, probe: Probe, context: RequestContext) -> None:
+        self.request_id = request_id
+        self.point = point
+        self.probe = probe
+        self._context = context
+        self._routed = Tally()
+        self._errors = Tally()
+        self._is_error_logged = False
+        self.dispatch = self._make_dispatch()
+
+    def start(self) -> None:
+        """Calls `on_start`; what it raises goes to the caller."""
+        self.probe.on_start(self._context)
+
+    def finish(self) -> ProbeResult:
+        """Calls `on_end` and returns its result with coverage; a raising `on_end` gives an empty one."""
+        errors = self._errors.value
+        reasons: list[CoverageReason] = []
+        try:
+            result = as_result(self.probe.on_end(self._context), self.request_id, self.point.name)
+        except (Exception, SystemExit) as error:
+            _logger.error("`on_end` of point %r raised, request %r", self.point.name, self.request_id, exc_info=error)
+            result = empty_result(self.request_id, self.point.name, error)
+            reasons.append(CoverageReason.PROBE_ERROR)
+        routed = self._routed.value
+        coverage = Coverage.settle(routed=routed, seen=routed, errors=errors, reasons=reasons)
+        return with_coverage(result, coverage)
+
+    def _make_dispatch(self) -> Dispatch:
+        """Builds the function that `route()` calls: everything it needs is a local of it, nothing is looked up."""
+        on_activation = self.probe.on_activation
+        count_routed = self._routed.bump
+        count_error = self._errors.bump
+
+        def dispatch(record: ActivationRecord) -> ProbeSignal | None:
+            count_routed()
+            try:
+                return on_activation(record)
+            except BaseException:
+                count_error()
+                raise
+
+        if self.point.on_error == OnError.RAISE:
+            return dispatch
+        action = ProbeAction.ABORT if self.point.on_error == OnError.ABORT else ProbeAction.CONTINUE
+
+        def dispatch_guarded(record: ActivationRecord) -> ProbeSignal | None:
+            try:
+                return dispatch(record)
+            except (Exception, SystemExit) as error:
+                return self._error_signal(error, action)
+
+        return dispatch_guarded
+
+    def _error_signal(self, error: BaseException, action: ProbeAction) -> ProbeSignal:
+        """Answers for a probe that raised under `on_error: abort | continue`; the first error is logged."""
+        if not self._is_error_logged:
+            self._is_error_logged = True
+            _logger.error(
+                "inline probe of point %r raised, request %r; further errors are counted in its coverage",
+                self.point.name,
+                self.request_id,
+                exc_info=error,
+            )
+        return ProbeSignal(
+            action,
+            metadata={
+                "router_error": True,
+                "error_type": type(error).__name__,
+                "error": str(error),
+                "extraction_point_name": self.point.name,
+            },
+        )
+
+
+def as_result(value: object, request_id: str, point_name: str) -> ProbeResult:
+    """Returns what `on_end` returned; anything but a `ProbeResult` becomes the verdict of one."""
+    if isinstance(value, ProbeResult):
+        # A probe may return one object every time, and the coverage written into it belongs to this request alone.
+        return copy.copy(value)
+    return ProbeResult(request_id, point_name, value)
+
+
+def empty_result(request_id: str, point_name: str, error: BaseException | None = None) -> ProbeResult:
+    """The result of a probe that gave none."""
+    metadata = {} if error is None else {"error_type": type(error).__name__, "error": str(error)}
+    return ProbeResult(request_id, point_name, None, metadata=metadata)
+
+
+def with_coverage(result: ProbeResult, coverage: Coverage) -> ProbeResult:
+    """Writes `coverage` into the metadata of `result`, which the caller owns, and returns it."""
+    metadata = dict(result.metadata) if isinstance(result.metadata, dict) else {"metadata": result.metadata}
+    metadata["coverage"] = coverage.to_dict()
+    result.metadata = metadata
+    return result

@@ -1,0 +1,193 @@
+"""From a request's points to plans: every check a registration makes before anything is built or started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from undercurrent.core import Probe, ProbeFactory, ProbeRegistry, RequestContext, default_registry
+from undercurrent.errors import (
+    ProbeNotFoundError,
+    ProbingTypeError,
+    ProbingValueError,
+    RouterError,
+    did_you_mean,
+    one_of,
+)
+from undercurrent.router.defaults import BATCH_MAX, PROBE_TIMEOUT_S
+from undercurrent.spec import (
+    ExecutionMode,
+    ExtractionPoint,
+    InterventionMode,
+    InterventionPolicy,
+    OverflowPolicy,
+    ProbeKind,
+)
+from undercurrent.workers import BindingPlan
+
+__all__ = ["InlinePlan", "Plan", "PointDefaults", "as_probe_registry", "plan_request"]
+
+ProbeSource = Mapping[str, ProbeFactory | type[Probe]] | ProbeRegistry | None
+"""What a caller may pass as `probe_registry`."""
+
+
+@dataclass(frozen=True, slots=True)
+class InlinePlan:
+    """An inline point whose probe can be built."""
+
+    point: ExtractionPoint
+    factory: ProbeFactory
+
+
+Plan = InlinePlan | BindingPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PointDefaults:
+    """What a router gives a point that does not say it itself."""
+
+    registry: ProbeRegistry
+    queue_depth: int
+    overflow_policy: OverflowPolicy
+    intervention: InterventionPolicy
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        registry: ProbeRegistry,
+        queue_depth: int,
+        overflow_policy: OverflowPolicy | str,
+        intervention: InterventionPolicy | None,
+    ) -> PointDefaults:
+        """The defaults of these arguments.
+
+        Raises:
+            ProbingValueError: one is out of range.
+        """
+        if not isinstance(queue_depth, int) or queue_depth < 1:
+            raise ProbingValueError(f"`default_queue_depth` must be >= 1, got {queue_depth!r}")
+        words = [policy.value for policy in OverflowPolicy]
+        if overflow_policy not in words:
+            raise ProbingValueError(
+                f"`default_overflow_policy` must be {one_of(words)}, got {overflow_policy!r}"
+                f"{did_you_mean(str(overflow_policy), words)}"
+            )
+        return cls(registry, queue_depth, OverflowPolicy(overflow_policy), intervention or InterventionPolicy())
+
+
+def as_probe_registry(source: ProbeSource) -> ProbeRegistry:
+    """Returns the registry to look probe types up in; a mapping is copied and knows no plugins."""
+    if source is None:
+        return default_registry
+    if isinstance(source, ProbeRegistry):
+        return source
+    registry = ProbeRegistry(load_entry_points=False)
+    for name, probe in source.items():
+        registry.register(name, probe)
+    return registry
+
+
+def plan_request(
+    request_id: str, points: Iterable[ExtractionPoint], context: RequestContext, defaults: PointDefaults
+) -> list[Plan]:
+    """Returns one plan per point, in order.
+
+    Raises:
+        RouterError: a point cannot be served; the message names it and the way out.
+        ProbingTypeError: `request_id` is no string, or something in `points` is no extraction point.
+    """
+    if not isinstance(request_id, str):
+        raise ProbingTypeError(f"`request_id` must be a non-empty string, got {type(request_id).__name__}")
+    if not request_id:
+        raise RouterError("`request_id` must be a non-empty string, got ''; a fresh one is `uuid.uuid4().hex`")
+    plans: dict[str, Plan] = {}
+    for point in points:
+        if not isinstance(point, ExtractionPoint):
+            raise ProbingTypeError(f"an `ExtractionPoint` was expected in a request's points, got {point!r}")
+        if point.name in plans:
+            raise RouterError(
+                f"extraction point {point.name!r} occurs twice in request {request_id!r}; results are keyed by name, "
+                "so give each point a name of its own"
+            )
+        plans[point.name] = _plan_point(request_id, point, context, defaults)
+    return list(plans.values())
+
+
+def _plan_point(request_id: str, point: ExtractionPoint, context: RequestContext, defaults: PointDefaults) -> Plan:
+    factory = _resolve_factory(point, defaults.registry)
+    _check_kinds(point, factory)
+    _check_intervention(point, point.intervention or defaults.intervention)
+    if not point.layers:
+        raise RouterError(f"extraction point {point.name!r} has no layers; name at least one in `layers`")
+    if point.execution_mode != ExecutionMode.ASYNC:
+        return InlinePlan(point, factory)
+    return _plan_async(request_id, point, factory, context, defaults)
+
+
+def _plan_async(
+    request_id: str, point: ExtractionPoint, factory: ProbeFactory, context: RequestContext, defaults: PointDefaults
+) -> BindingPlan:
+    queue_depth = defaults.queue_depth if point.queue_depth is None else point.queue_depth
+    if not isinstance(queue_depth, int) or queue_depth < 1:
+        raise RouterError(f"extraction point {point.name!r}: `queue_depth` must be >= 1, got {queue_depth!r}")
+    batch_max = min(queue_depth, BATCH_MAX)
+    batch = batch_max if point.batch is None else point.batch
+    if not 1 <= batch <= batch_max:
+        raise RouterError(
+            f"extraction point {point.name!r}: `batch` must be from 1 to {batch_max} (the smaller of `queue_depth` and "
+            f"{BATCH_MAX}), got {batch!r}; remove it to use {batch_max}"
+        )
+    return BindingPlan(
+        request_id=request_id,
+        point=point,
+        factory=factory,
+        context=context,
+        queue_depth=queue_depth,
+        overflow_policy=OverflowPolicy(point.overflow_policy or defaults.overflow_policy),
+        block_timeout_s=point.block_timeout_s,
+        probe_timeout_s=PROBE_TIMEOUT_S if point.probe_timeout_s is None else point.probe_timeout_s,
+        workers=point.workers,
+    )
+
+
+def _resolve_factory(point: ExtractionPoint, registry: ProbeRegistry) -> ProbeFactory:
+    try:
+        return registry.get(point.probe_type)
+    except ProbeNotFoundError as error:
+        raise RouterError(f"extraction point {point.name!r}: {error}") from error
+
+
+def _check_kinds(point: ExtractionPoint, factory: ProbeFactory) -> None:
+    probe_kind = ProbeKind(factory.probe_cls.probe_kind)
+    if probe_kind != point.probe_kind:
+        raise RouterError(
+            f"extraction point {point.name!r}: `probe_kind` is {ProbeKind(point.probe_kind).value!r}, but probe_type "
+            f"{point.probe_type!r} is `{factory.probe_cls.__qualname__}`, a {probe_kind.value!r} probe; write "
+            f"`probe_kind: {probe_kind.value}` or name another probe"
+        )
+    if point.execution_mode == ExecutionMode.ASYNC and probe_kind == ProbeKind.SINGLE_SHOT:
+        raise RouterError(
+            f"extraction point {point.name!r}: an async point needs a 'trajectory' probe, got 'single_shot'; make "
+            "the point inline or use a trajectory probe"
+        )
+
+
+def _check_intervention(point: ExtractionPoint, policy: InterventionPolicy) -> None:
+    if policy.mode == InterventionMode.REJECT:
+        return
+    if policy.mode != InterventionMode.BLOCK_UNTIL_SIGNAL:
+        modes = [mode.value for mode in InterventionMode]
+        raise RouterError(
+            f"extraction point {point.name!r}: intervention mode {str(policy.mode)!r} is unknown"
+            f"{did_you_mean(str(policy.mode), modes)}"
+        )
+    if point.execution_mode == ExecutionMode.ASYNC:
+        raise RouterError(
+            f"extraction point {point.name!r}: an async point cannot block until a signal; use `mode: reject` or make "
+            "the point inline"
+        )
+    raise RouterError(
+        f"extraction point {point.name!r}: bounded inline points need a guard process, which is not available in this "
+        "version; use `mode: reject`"
+    )

@@ -1,0 +1,249 @@
+"""The live requests of a router, and the one dictionary that `route()` reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from undercurrent.core import ProbeResult
+from undercurrent.errors import RouterError, did_you_mean
+from undercurrent.router.inline import Dispatch, InlineBinding
+from undercurrent.router.sampling import SkippedBinding, thinned
+from undercurrent.spec import ActivationRecord, ExtractionPoint, TensorType
+from undercurrent.workers import BindingStatistics
+
+__all__ = ["LiveRequest", "RequestTable", "RouteKey"]
+
+RouteKey = tuple[str, str, int, str]
+"""(request_id, point name, layer, tensor type): all that `route()` checks, so that one look-up checks it."""
+
+SHUT_DOWN = "the router has been shut down; create a new `Router`"
+_NOT_REGISTERED = (
+    "is not registered or has already ended; call `register_request()` first, or use `with router.request(...)`"
+)
+
+
+class WorkerBinding(Protocol):
+    """What the router needs of an async binding: `workers.AsyncBinding`, or its stand-in in a forked child."""
+
+    def accept(self, record: ActivationRecord) -> None:
+        """Takes a record on the hot path; never raises for a full ring."""
+
+    def end(self, drain_until: float | None = None) -> None:
+        """Closes the ring and asks for the result; returns at once. What waits at `drain_until` is left unseen."""
+
+    def wait_started(self, deadline: float) -> None:
+        """Waits until the probe has started; raises what its start raised."""
+
+    def wait_result(self, deadline: float) -> ProbeResult:
+        """Waits for the result up to `deadline` and returns one in any case."""
+
+    def abandon(self) -> None:
+        """Drops the binding without a result."""
+
+    def statistics(self) -> BindingStatistics:
+        """Its counters now."""
+
+
+LocalBinding = InlineBinding | SkippedBinding
+Binding = LocalBinding | WorkerBinding
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A registered request; owned by the table until it is taken out to be ended."""
+
+    request_id: str
+    points: dict[str, ExtractionPoint]
+    bindings: dict[str, Binding]
+    """By point name, in the order of registration."""
+    routes: dict[RouteKey, Dispatch] = field(init=False)
+    copying_routes: set[RouteKey] = field(init=False)
+    """The routes that copy what they take before they return."""
+
+    def __post_init__(self) -> None:
+        self._build_routes()
+
+    def worker_bindings(self) -> dict[str, WorkerBinding]:
+        """The bindings whose probes run in workers, by point name."""
+        return {name: binding for name, binding in self.bindings.items() if not isinstance(binding, LocalBinding)}
+
+    def replace_worker_bindings(self, replacement: Callable[[str, ExtractionPoint], WorkerBinding]) -> None:
+        """Puts another binding in place of each async one."""
+        for name in self.worker_bindings():
+            self.bindings[name] = replacement(self.request_id, self.points[name])
+        self._build_routes()
+
+    def _build_routes(self) -> None:
+        self.routes = {}
+        self.copying_routes = set()
+        for name, binding in self.bindings.items():
+            point = self.points[name]
+            dispatch = thinned(binding.dispatch if isinstance(binding, LocalBinding) else binding.accept, point)
+            tensor_type = tensor_type_word(point.tensor_type)
+            keys = [(self.request_id, name, layer, tensor_type) for layer in point.layers]
+            self.routes.update(dict.fromkeys(keys, dispatch))
+            if not isinstance(binding, InlineBinding):
+                self.copying_routes.update(keys)
+
+
+class RequestTable:
+    """Knows which requests live. `routes` is read without the lock: no change leaves it in between."""
+
+    def __init__(self) -> None:
+        self.routes: dict[RouteKey, Dispatch] = {}
+        self.copying_routes: set[RouteKey] = set()
+        self.is_closed = False
+        self._lock = threading.Lock()
+        self._requests: dict[str, LiveRequest | None] = {}  # guarded by _lock; None: an id that is being registered
+
+    def reserve(self, request_id: str) -> None:
+        """Takes `request_id` for a registration in progress.
+
+        Raises:
+            RouterError: the id is in use, or the table is closed.
+        """
+        with self._lock:
+            if self.is_closed:
+                raise RouterError(SHUT_DOWN)
+            if request_id in self._requests:
+                raise RouterError(
+                    f"request_id {request_id!r} is already registered; end the earlier one with `end_request()`, or "
+                    "use a fresh id, such as `uuid.uuid4().hex`"
+                )
+            self._requests[request_id] = None
+
+    def release(self, request_id: str) -> None:
+        """Gives a reserved id back."""
+        with self._lock:
+            if self._requests.get(request_id, ...) is None:
+                del self._requests[request_id]
+
+    def publish(self, request: LiveRequest) -> None:
+        """Makes a reserved request routable.
+
+        Raises:
+            RouterError: the table was closed since `reserve`.
+        """
+        with self._lock:
+            if self.is_closed:
+                raise RouterError(SHUT_DOWN)
+            self._requests[request.request_id] = request
+            self.copying_routes |= request.copying_routes
+            self.routes.update(request.routes)
+
+    def take(self, request_id: str) -> LiveRequest:
+        """Takes a request out, so that it can be ended once; later records of it are refused.
+
+        Raises:
+            RouterError: unknown, already taken, still being registered, or the table is closed.
+        """
+        with self._lock:
+            if self.is_closed:
+                raise RouterError(SHUT_DOWN)
+            request = self._requests.get(request_id)
+            if request is None:
+                raise RouterError(f"request_id {request_id!r} {_NOT_REGISTERED}{self._suggest(request_id)}")
+            del self._requests[request_id]
+            for key in request.routes:
+                self.routes.pop(key, None)
+            self.copying_routes -= request.copying_routes
+            return request
+
+    def find_binding(self, request_id: str, point_name: str) -> Binding:
+        """Returns a live binding.
+
+        Raises:
+            RouterError: unknown request or point, or the table is closed.
+        """
+        with self._lock:
+            if self.is_closed:
+                raise RouterError(SHUT_DOWN)
+            request = self._requests.get(request_id)
+            if request is None:
+                raise RouterError(f"request_id {request_id!r} {_NOT_REGISTERED}{self._suggest(request_id)}")
+            binding = request.bindings.get(point_name)
+            if binding is None:
+                raise RouterError(_no_such_point(point_name, request))
+            return binding
+
+    def live_requests(self) -> list[LiveRequest]:
+        """The requests that can be routed to now."""
+        with self._lock:
+            return [request for request in self._requests.values() if request is not None]
+
+    def close(self) -> list[LiveRequest]:
+        """Refuses everything from now on and returns what was live; idempotent."""
+        with self._lock:
+            requests = [request for request in self._requests.values() if request is not None]
+            self.is_closed = True
+            self._requests.clear()
+            self.routes.clear()
+            self.copying_routes.clear()
+            return requests
+
+    def find_route(self, record: ActivationRecord) -> Dispatch:
+        """Returns the dispatch of a record.
+
+        Raises:
+            RouterError: unknown or ended request, unknown point, or a layer or tensor type that is not the point's.
+        """
+        try:
+            return self.routes[record.request_id, record.extraction_point_name, record.layer, record.tensor_type]
+        except (KeyError, TypeError):
+            raise self.explain_miss(record) from None
+
+    def explain_miss(self, record: ActivationRecord) -> RouterError:
+        """The error for a record that `routes` does not know."""
+        with self._lock:
+            if self.is_closed:
+                return RouterError(SHUT_DOWN)
+            request = self._requests.get(record.request_id)
+            if request is None:
+                return RouterError(
+                    f"request_id {record.request_id!r} {_NOT_REGISTERED}{self._suggest(record.request_id)}"
+                )
+        point = request.points.get(record.extraction_point_name)
+        if point is None:
+            return RouterError(_no_such_point(record.extraction_point_name, request))
+        expected = tensor_type_word(point.tensor_type)
+        if record.layer not in point.layers:
+            return RouterError(
+                f"a record of extraction point {point.name!r} must be of one of its layers {list(point.layers)}, got "
+                f"layer {record.layer!r}"
+            )
+        return RouterError(
+            f"a record of extraction point {point.name!r} must have tensor_type {expected!r}, got "
+            f"{record.tensor_type!r}{did_you_mean(str(record.tensor_type), [expected])}"
+        )
+
+    def renew_after_fork(self, replacement: Callable[[str, ExtractionPoint], WorkerBinding]) -> None:
+        """Puts stand-ins in place of async bindings; called in a forked child, where no other thread runs."""
+        # One of the parent's other threads may have held the lock, or been registering a request: neither goes on here.
+        self._lock = threading.Lock()
+        self._requests = {key: request for key, request in self._requests.items() if request is not None}
+        for request in self._requests.values():
+            if request is not None and request.worker_bindings():
+                request.replace_worker_bindings(replacement)
+                self.routes.update(request.routes)
+
+    def _suggest(self, request_id: str) -> str:
+        live = [key for key, request in self._requests.items() if request is not None]
+        # Ids are often random: comparing with thousands of them would cost more than it tells.
+        return did_you_mean(request_id, live[:64]) if isinstance(request_id, str) else ""
+
+
+def tensor_type_word(tensor_type: TensorType | str) -> str:
+    """The word of a tensor type as a plain string."""
+    return tensor_type.value if isinstance(tensor_type, TensorType) else str(tensor_type)
+
+
+def _no_such_point(name: str, request: LiveRequest) -> str:
+    known = list(request.points)
+    listing = ", ".join(map(repr, known)) or "none"
+    return (
+        f"request {request.request_id!r} has no extraction point {name!r}{did_you_mean(name, known)}; "
+        f"its points: {listing}"
+    )
