@@ -1,0 +1,42 @@
+"""The msgpack extension codes of values, one per kind that msgpack itself has no word for.
+
+None, bool, int of 64 bits, float, str, bytes, list and dict with text keys are plain msgpack.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BIG_INT: Final = 1
+TUPLE: Final = 2
+SET: Final = 3
+FROZENSET: Final = 4
+DICT: Final = 5
+"""A dict with a key that is no text: keys and values in turn."""
+COMPLEX: Final = 6
+TEXT: Final = 7
+"""Text that UTF-8 cannot hold, with lone surrogates."""
+DATETIME: Final = 8
+DATE: Final = 9
+TIME: Final = 10
+TIMEDELTA: Final = 11
+ENUM: Final = 12
+DATACLASS: Final = 13
+STRUCT: Final = 14
+NAMED_TUPLE: Final = 15
+FROZEN_ARGS: Final = 16
+BYTEARRAY: Final = 17
+MEMORYVIEW: Final = 18
+TYPED_ARRAY: Final = 19
+"""An `array.array`."""
+ARRAY: Final = 20
+SCALAR: Final = 21
+TENSOR: Final = 22
+PICKLED: Final = 23
+
+DEPTH_MAX: Final = 64
+"""How deep containers may lie in one another."""
+NODES_MAX: Final = 4_000_000
+"""How many items one value may have in all; a list that holds another one twice counts it twice."""
+VALUE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""How long the bytes of one value may be."""
