@@ -30,9 +30,17 @@ ENTRY_FAILED = 70
 """Exit status of a worker whose entry could not be loaded or raised (EX_SOFTWARE of sysexits.h)."""
 
 # A terminal's Ctrl-C and hang-up, and systemd's stop signal to every process of a unit, are meant for the engine:
-# workers end when the engine says so or is gone, after the record in hand. A broken pipe is an error to be read, as in
-# every Python process. SIGTTOU would stop a worker that prints to a terminal set to `tostop`: it is no foreground job.
-_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGTTOU)
+# workers end when the engine says so or is gone, after the record in hand. A broken pipe and a full file are errors to
+# be read, as in every Python process. SIGTTOU would stop a worker, which is no foreground job, when it prints to a
+# terminal that is set to `tostop`.
+_IGNORED_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGTTOU,
+)
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
