@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from undercurrent.errors import ProbingKeyError, ProbingValueError, did_you_mean
@@ -37,6 +38,7 @@ class InterventionPolicy:
     on_timeout: TimeoutAction = TimeoutAction.CONTINUE
 
     def __post_init__(self) -> None:
+        _read_words(self, mode=InterventionMode, on_timeout=TimeoutAction)
         if self.mode == InterventionMode.BLOCK_UNTIL_SIGNAL and (
             type(self.timeout_ms) is not int or self.timeout_ms < 1
         ):
@@ -57,6 +59,9 @@ class Until:
     kind: UntilKind = UntilKind.GENERATION_END
     value: int | str | None = None
 
+    def __post_init__(self) -> None:
+        _read_words(self, kind=UntilKind)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -70,6 +75,9 @@ class Sample:
     by: SampleBy = SampleBy.REQUEST
     """`request` keeps or skips whole requests, `record` single positions."""
 
+    def __post_init__(self) -> None:
+        _read_words(self, by=SampleBy)
+
     def keeps_request(self, request_id: str) -> bool:
         """Whether any record of this request is read."""
         return self.by != SampleBy.REQUEST or self._keeps(request_id)
@@ -82,12 +90,13 @@ class Sample:
         return zlib.crc32(key.encode("utf-8", "surrogatepass")) < self.rate * _CRC_COUNT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ExtractionPoint:
     """What is read, where, and by which probe.
 
-    Building one by hand checks nothing, as it always has; `find_point_problems` says what is wrong with it, and the
-    router asks that at registration. Points compare by all fields and hash by all but `probe_args`.
+    Building one by hand refuses nothing, as it always has; `find_point_problems` says what is wrong with it, and the
+    router asks that at registration. Words become members of their enum, a list of layers becomes a tuple, and
+    `probe_args` are frozen. Points compare by all fields and hash by all but `probe_args`.
 
     >>> from undercurrent.spec import parse_position
     >>> point = ExtractionPoint(
@@ -131,6 +140,21 @@ class ExtractionPoint:
     gpu: bool = False
     """Whether the worker sees the engine's GPUs."""
     sample: Sample | None = None
+
+    def __post_init__(self) -> None:
+        _read_words(
+            self,
+            tensor_type=TensorType,
+            probe_kind=ProbeKind,
+            execution_mode=ExecutionMode,
+            until=UntilKind,
+            overflow_policy=OverflowPolicy,
+            on_error=OnError,
+        )
+        if type(self.layers) is not tuple and isinstance(self.layers, Iterable):
+            object.__setattr__(self, "layers", tuple(self.layers))
+        if type(self.probe_args) is not FrozenArgs and isinstance(self.probe_args, Mapping):
+            object.__setattr__(self, "probe_args", FrozenArgs(self.probe_args))
 
     @property
     def until_rule(self) -> Until:
@@ -190,6 +214,14 @@ class ExtractionPoint:
             count_max=rule.value if rule.kind is UntilKind.FIXED_COUNT and isinstance(rule.value, int) else None,
             num_generated_total=num_generated_total,
         )
+
+
+def _read_words(value: object, **enums: type[Enum]) -> None:
+    """Turns fields of a frozen value that hold a known word into the member of that word."""
+    for name, enum in enums.items():
+        word = getattr(value, name)
+        if type(word) is str and word in enum._value2member_map_:
+            object.__setattr__(value, name, enum(word))
 
 
 @dataclass(frozen=True, slots=True)
