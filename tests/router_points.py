@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from undercurrent.core import Probe, ProbeAction, ProbeFactory, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.core.examples import MLPClassifierProbe, TrajectoryScoreProbe
@@ -20,6 +20,9 @@ from undercurrent.spec import (
     TensorType,
     parse_position,
 )
+
+if TYPE_CHECKING:
+    from undercurrent.router import Router
 
 _numbers = itertools.count()
 
@@ -87,15 +90,16 @@ class Collect(Probe):
 class Gated(Collect):
     """Blocks at its first record until the file `gate` exists; creates the file `inside` when it is there."""
 
-    def __init__(self, *, gate: str, inside: str) -> None:
+    def __init__(self, *, gate: str, inside: str, hold_s: float = 20.0) -> None:
         super().__init__()
+        self._hold_s = hold_s
         self._gate = Path(gate)
         self._inside = Path(inside)
 
     def on_activation(self, record: ActivationRecord) -> ProbeSignal | None:
         if len(self.seen) == 1:
             self._inside.touch()
-            wait_until(self._gate.exists)
+            wait_until(self._gate.exists, self._hold_s)
         return super().on_activation(record)
 
 
@@ -148,6 +152,21 @@ class ListSink:
         self.events.append(("result", request_id, extraction_point_name, result))
 
 
+class Gate:
+    """Holds the probe `gated` inside its first record until `open` is called."""
+
+    def __init__(self, folder: Path) -> None:
+        self._gate = folder / "gate"
+        self._inside = folder / "inside"
+        self.args = {"gate": str(self._gate), "inside": str(self._inside)}
+
+    def is_entered(self) -> bool:
+        return wait_until(self._inside.exists)
+
+    def open(self) -> None:
+        self._gate.touch()
+
+
 REGISTRY = {
     "collect": ProbeFactory(Collect),
     "flagging": ProbeFactory(Collect, {"flags": True}),
@@ -157,3 +176,16 @@ REGISTRY = {
     "running_mean": ProbeFactory(TrajectoryScoreProbe, {"threshold": 0.5}),
     "single": ProbeFactory(MLPClassifierProbe),
 }
+
+
+def register_gated(router: Router, gate: Gate, **more: Any) -> str:
+    request_id = fresh_id()
+    point = make_point("watch", "async", probe_type="gated", probe_args=gate.args, batch=1, **more)
+    router.register_request(request_id, [point], context(request_id))
+    router.route(make_record(request_id, "watch", position=0))
+    assert gate.is_entered()
+    return request_id
+
+
+def positions(result: ProbeResult) -> list[int]:
+    return [position for position, _ in result.verdict[1:]]

@@ -29,7 +29,7 @@ class Awaiting:
     async def run(self, call: Callable[[], ReturnT], *, undo: Callable[[], object] | None = None) -> ReturnT:
         """Makes `call` on a thread and returns what it returns.
 
-        A call that has begun goes on when the awaiting task is cancelled; `undo` is then called after it has succeeded.
+        The call is made even when the awaiting task is cancelled; `undo` is then called after it has succeeded.
         """
         future = self._threads.submit(call)
         try:
@@ -45,7 +45,7 @@ class Awaiting:
 
 
 def _undo(done: Future[ReturnT], undo: Callable[[], object]) -> None:
-    if done.cancelled() or done.exception() is not None:
+    if done.exception() is not None:
         return
     try:
         undo()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -33,12 +32,14 @@ class CallThreads:
         self._is_closed = False  # guarded by _lock
 
     def submit(self, call: Callable[[], ReturnT]) -> Future[ReturnT]:
-        """Has `call` made on one of the threads; never waits.
+        """Has `call` made on one of the threads; never waits. The future cannot be cancelled.
 
         Raises:
             RuntimeError: the threads were closed.
         """
         future: Future[ReturnT] = Future()
+        # From here on `cancel()` is refused: a request that was taken out to be ended must be ended.
+        future.set_running_or_notify_cancel()
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(f"threads {self._name!r} are closed")
@@ -62,16 +63,11 @@ class CallThreads:
     def _run(self) -> None:
         while (entry := self._calls.get()) is not None:
             future, call = entry
-            if future.set_running_or_notify_cancel():
-                try:
-                    value = call()
-                except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(value)
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
             with self._lock:
                 self._unfinished_count -= 1
             # An idle thread must not keep the last caller's request alive.
             del entry, future, call
-            with contextlib.suppress(UnboundLocalError):
-                del value

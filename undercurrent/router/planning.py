@@ -176,12 +176,6 @@ def _check_kinds(point: ExtractionPoint, factory: ProbeFactory) -> None:
 def _check_intervention(point: ExtractionPoint, policy: InterventionPolicy) -> None:
     if policy.mode == InterventionMode.REJECT:
         return
-    if policy.mode != InterventionMode.BLOCK_UNTIL_SIGNAL:
-        modes = [mode.value for mode in InterventionMode]
-        raise RouterError(
-            f"extraction point {point.name!r}: intervention mode {str(policy.mode)!r} is unknown"
-            f"{did_you_mean(str(policy.mode), modes)}"
-        )
     if point.execution_mode == ExecutionMode.ASYNC:
         raise RouterError(
             f"extraction point {point.name!r}: an async point cannot block until a signal; use `mode: reject` or make "

@@ -209,7 +209,7 @@ class Router:
     ) -> None:
         """`register_request` on a thread, so that no constructor or `on_start` holds the loop up.
 
-        When the awaiting task is cancelled, the request is not registered, or abandoned once it is.
+        When the awaiting task is cancelled, the request is abandoned as soon as it is registered.
         """
         points = list(extraction_points)
         await self._awaiting.run(
