@@ -19,7 +19,7 @@ from undercurrent.core.registry import (
     register_probe,
     unregister_probe,
 )
-from undercurrent.core.signal import ProbeAction, ProbeResult, ProbeSignal, RequestContext
+from undercurrent.core.signals import ProbeAction, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbeNotFoundError
 from undercurrent.spec import ActivationRecord
 

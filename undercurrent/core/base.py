@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from undercurrent.core.isolation import can_carry_state, fresh_copy
-from undercurrent.core.signal import ProbeResult, ProbeSignal, RequestContext
+from undercurrent.core.signals import ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import (
     ProbeDefinitionError,
     ProbingRuntimeError,

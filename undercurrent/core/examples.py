@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from undercurrent.core.arrays import as_array
 from undercurrent.core.base import Probe
 from undercurrent.core.batch import ActivationBatch
-from undercurrent.core.signal import ProbeAction, ProbeResult, ProbeSignal, RequestContext
+from undercurrent.core.signals import ProbeAction, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbingTypeError, ProbingValueError
 from undercurrent.spec import ActivationRecord, ProbeKind
 

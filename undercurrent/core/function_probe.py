@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from undercurrent.core.base import Probe
 from undercurrent.core.registry import ProbeRegistry, default_registry
-from undercurrent.core.signal import ProbeAction, ProbeResult, ProbeSignal, RequestContext
+from undercurrent.core.signals import ProbeAction, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbeDefinitionError, ProbingTypeError, ProbingValueError, one_of
 from undercurrent.spec import ActivationRecord, ProbeKind
 

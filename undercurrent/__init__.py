@@ -1,0 +1,167 @@
+"""Undercurrent watches a language model from the inside while it serves.
+
+    >>> from undercurrent import Router, probe
+    >>> @probe(threshold=0.9, register=False)
+    ... def loudest(record):
+    ...     return max(record.tensor)
+
+A spec (`load_spec`, `ExtractionPoint`) says which activations are read. A probe (`Probe`, `@probe`) reads them, inline
+or in a worker process. A `Router` brings one to the other, and a `LogSink` keeps what probes say. Engines that feed a
+router are in `undercurrent.engines`.
+
+Every name here is loaded from its room when it is first used; importing this package loads nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from undercurrent.core import (
+        Probe,
+        ProbeAction,
+        ProbeFactory,
+        ProbeResult,
+        ProbeSignal,
+        RequestContext,
+        probe,
+        register_probe,
+    )
+    from undercurrent.engines.base import EngineAdapter
+    from undercurrent.errors import (
+        MissingDependencyError,
+        ProbeNotFoundError,
+        ProbingError,
+        RouterError,
+        SpecValidationError,
+        UndercurrentError,
+    )
+    from undercurrent.router import InMemoryMetricsRegistry, MetricsSink, MetricsSnapshot, RequestHandle, Router
+    from undercurrent.sinks import FileLogSink, LogSink, chain, drop_keys, redact_keys
+    from undercurrent.spec import (
+        ActivationRecord,
+        ExecutionMode,
+        ExtractionPoint,
+        InterventionMode,
+        InterventionPolicy,
+        OverflowPolicy,
+        ProbeKind,
+        ProbeSpec,
+        TensorType,
+        TimeoutAction,
+        load_spec,
+        parse_position,
+    )
+
+    __version__: str
+
+__all__ = [
+    "ActivationRecord",
+    "EngineAdapter",
+    "ExecutionMode",
+    "ExtractionPoint",
+    "FileLogSink",
+    "InMemoryMetricsRegistry",
+    "InterventionMode",
+    "InterventionPolicy",
+    "LogSink",
+    "MetricsSink",
+    "MetricsSnapshot",
+    "MissingDependencyError",
+    "OverflowPolicy",
+    "Probe",
+    "ProbeAction",
+    "ProbeFactory",
+    "ProbeKind",
+    "ProbeNotFoundError",
+    "ProbeResult",
+    "ProbeSignal",
+    "ProbeSpec",
+    "ProbingError",
+    "RequestContext",
+    "RequestHandle",
+    "Router",
+    "RouterError",
+    "SpecValidationError",
+    "TensorType",
+    "TimeoutAction",
+    "UndercurrentError",
+    "__version__",
+    "chain",
+    "drop_keys",
+    "load_spec",
+    "parse_position",
+    "probe",
+    "redact_keys",
+    "register_probe",
+]
+
+_ROOMS = {
+    "undercurrent.core": (
+        "Probe",
+        "ProbeAction",
+        "ProbeFactory",
+        "ProbeResult",
+        "ProbeSignal",
+        "RequestContext",
+        "probe",
+        "register_probe",
+    ),
+    "undercurrent.engines.base": ("EngineAdapter",),
+    "undercurrent.errors": (
+        "MissingDependencyError",
+        "ProbeNotFoundError",
+        "ProbingError",
+        "RouterError",
+        "SpecValidationError",
+        "UndercurrentError",
+    ),
+    "undercurrent.router": (
+        "InMemoryMetricsRegistry",
+        "MetricsSink",
+        "MetricsSnapshot",
+        "RequestHandle",
+        "Router",
+    ),
+    "undercurrent.sinks": ("FileLogSink", "LogSink", "chain", "drop_keys", "redact_keys"),
+    "undercurrent.spec": (
+        "ActivationRecord",
+        "ExecutionMode",
+        "ExtractionPoint",
+        "InterventionMode",
+        "InterventionPolicy",
+        "OverflowPolicy",
+        "ProbeKind",
+        "ProbeSpec",
+        "TensorType",
+        "TimeoutAction",
+        "load_spec",
+        "parse_position",
+    ),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = _read_version()
+    elif name in _ROOM_OF:
+        value = getattr(importlib.import_module(_ROOM_OF[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _read_version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("undercurrent")
+    except metadata.PackageNotFoundError:
+        return "0.0.0+unknown"
