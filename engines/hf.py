@@ -1,0 +1,238 @@
+"""`HFEngine`: Hugging Face transformers as an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from undercurrent.engines.base import (
+    EngineAdapter,
+    EngineCapabilities,
+    EngineLimitationError,
+    Generation,
+    RegisteredPoints,
+    RowRouter,
+)
+from undercurrent.engines.capture import SequenceShape
+from undercurrent.engines.hf_call import GenerationCall
+from undercurrent.engines.hf_modules import ModelModules, find_modules
+from undercurrent.engines.hf_session import GenerationSession, TokenListener
+from undercurrent.engines.hf_stream import TextListener, TokenStream
+from undercurrent.engines.hf_tap import ModelTap
+from undercurrent.engines.hf_text import TextPieces
+from undercurrent.engines.routing import opened_requests, with_results
+from undercurrent.errors import ProbingRuntimeError, ProbingTypeError
+from undercurrent.spec import ExtractionPoint
+
+__all__ = ["HFEngine"]
+
+_Part = TypeVar("_Part")
+
+Prompt = str | Sequence[int]
+"""A text, or the token ids of one, used as they are."""
+
+
+class HFEngine(EngineAdapter):
+    """Reads any decoder-only causal language model of transformers.
+
+    Several threads may generate at once, each call with a batch of its own. A record's tensor is a CPU copy in the
+    dtype of the model. `residual_stream` is a layer's output, before the final norm; `attn_out` and `mlp_out` are what
+    attention and feed-forward give, before any norm behind them and before they are added to the stream; `final_norm`
+    (layer number = number of layers) is what goes into the language model head. The last token of a generation has no
+    record: it is never fed back.
+    """
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._tokenizer: Any = None
+        self._modules: ModelModules | None = None
+        self._tap: ModelTap | None = None
+        self._name = ""
+        self._points = RegisteredPoints()
+        self._running: dict[str, tuple[GenerationSession, int]] = {}  # single dictionary operations only
+
+    def load_model(
+        self,
+        name: Any,
+        *,
+        tokenizer: Any = None,
+        device: str | None = None,
+        thread_count: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Loads a model by name or folder, or takes a model object, which needs its `tokenizer` for text prompts.
+
+        `thread_count` sets torch's threads for the whole process; one fewer than the CPUs leaves room for workers.
+        `options` go to `from_pretrained`. Without `device`, a model stays where it is, or where `options` put it.
+
+        Raises:
+            EngineLimitationError: no decoder layers can be found.
+            OSError: transformers finds no such model.
+        """
+        if thread_count is not None:
+            torch.set_num_threads(thread_count)
+        if isinstance(name, str) or hasattr(name, "__fspath__"):
+            model: Any = AutoModelForCausalLM.from_pretrained(name, **options)
+            model.eval()
+            tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
+        elif options:
+            raise ProbingTypeError(f"a model object takes no loading options, got {', '.join(map(repr, options))}")
+        else:
+            model = name
+        modules = find_modules(model)
+        self._model, self._tokenizer, self._modules = model if device is None else model.to(device), tokenizer, modules
+        self._tap = ModelTap(model, modules)
+        self._name = str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What the loaded model gives."""
+        return self._loaded(self._modules).capabilities()
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers of the loaded model."""
+        return len(self._loaded(self._modules).layers)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model, borrowed."""
+        return self._loaded(self._model)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, borrowed; None where a model object came without one."""
+        return self._tokenizer
+
+    @property
+    def hook_count(self) -> int:
+        """Hooks installed on the model now; 0 while no generate call reads it."""
+        return self._loaded(self._tap).hook_count
+
+    def register_extraction(self, request_id: str, points: Sequence[ExtractionPoint]) -> None:
+        """Says what to capture for a request; see `EngineAdapter.register_extraction`."""
+        self._points.add(request_id, points, self.capabilities)
+
+    def unregister_extraction(self, request_id: str) -> None:
+        """Forgets a request."""
+        self._points.remove(request_id)
+
+    def cancel(self, request_id: str) -> bool:
+        """Ends a running request after its current step, from any thread; False where it does not run."""
+        running = self._running.get(request_id)
+        if running is not None:
+            session, sequence = running
+            session.cancel(sequence)
+        return running is not None
+
+    def generate(self, request_id: str, prompt: Prompt, generation_kwargs: Mapping[str, Any], router: RowRouter) -> str:
+        """Generates for one registered request and returns its text; see `generate_batch`.
+
+        Raises:
+            Exception: what an inline probe raised.
+        """
+        generation = self.generate_batch([request_id], [prompt], generation_kwargs, router)[0]
+        if generation.error is not None:
+            raise generation.error
+        return generation.text
+
+    def stream(
+        self, request_id: str, prompt: Prompt, generation_kwargs: Mapping[str, Any], router: RowRouter
+    ) -> TokenStream:
+        """Generates on a thread and gives the text as it comes; closing the stream ends the generation."""
+        self._points.get(request_id)
+
+        def generate(on_text: TextListener) -> Generation:
+            return self.generate_batch([request_id], [prompt], generation_kwargs, router, on_text=on_text)[0]
+
+        return TokenStream(request_id, generate=generate, cancel=self.cancel)
+
+    def generate_batch(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Prompt],
+        generation_kwargs: Mapping[str, Any],
+        router: RowRouter,
+        *,
+        on_text: TextListener | None = None,
+        ends_requests: bool = True,
+    ) -> list[Generation]:
+        """Generates for several registered requests in one batch, padded on the left; answers are in order.
+
+        Registers the requests at the router. With `ends_requests` it ends them too, and each answer holds its results;
+        without, the caller has the text at once and calls `router.end_request` when it wants the verdicts. A request
+        whose inline probe aborts or raises stops; the others go on.
+
+        Raises:
+            EngineLimitationError: a way of generating under which positions would be wrong, or an empty prompt.
+            ProbingRuntimeError: an unregistered id, or no model.
+        """
+        if len(request_ids) != len(prompts):
+            raise ProbingTypeError(f"expected one prompt per request, got {len(prompts)} for {len(request_ids)}")
+        if not prompts:
+            return []
+        tap = self._loaded(self._tap)
+        token_ids = [self._encode(prompt) for prompt in prompts]
+        columns = max(map(len, token_ids))
+        call = GenerationCall(
+            self._model,
+            self._tokenizer,
+            sequences=[
+                SequenceShape(request_id, len(ids), columns - len(ids), self._points.get(request_id))
+                for request_id, ids in zip(request_ids, token_ids, strict=True)
+            ],
+            token_ids=token_ids,
+            generation_kwargs=generation_kwargs,
+            router=router,
+            token_id_of=self._token_id_of,
+            on_tokens=self._token_listener(request_ids, on_text),
+        )
+        try:
+            with opened_requests(router, call.sequences, prompts, model_name=self._name):
+                self._running.update({rid: (call.session, index) for index, rid in enumerate(request_ids)})
+                generations = call.run(tap)
+        finally:
+            for request_id in request_ids:
+                if self._running.get(request_id, (None, 0))[0] is call.session:
+                    del self._running[request_id]
+        return with_results(generations, router) if ends_requests else generations
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            token_ids = [int(token) for token in prompt]
+        elif self._tokenizer is None:
+            raise EngineLimitationError("the model was loaded without a tokenizer; pass one, or a prompt of token ids")
+        else:
+            token_ids = self._tokenizer(prompt)["input_ids"]
+        if not token_ids:
+            raise EngineLimitationError("the prompt has no tokens; this model needs at least one")
+        return token_ids
+
+    def _token_id_of(self, text: str) -> int | None:
+        if self._tokenizer is None:
+            return None
+        token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(token_ids) != 1:
+            # Special tokens such as an end mark are single tokens by name only.
+            token_id = self._tokenizer.get_vocab().get(text)
+            return None if token_id is None else int(token_id)
+        return int(token_ids[0])
+
+    def _token_listener(self, request_ids: Sequence[str], on_text: TextListener | None) -> TokenListener | None:
+        if on_text is None:
+            return None
+        pieces = [TextPieces(self._tokenizer) for _ in request_ids]
+
+        def on_tokens(sequence: int, token_ids: list[int]) -> None:
+            on_text(request_ids[sequence], pieces[sequence].push(token_ids), tuple(token_ids))
+
+        return on_tokens
+
+    @staticmethod
+    def _loaded(part: _Part | None) -> _Part:
+        if part is None:
+            raise ProbingRuntimeError("no model is loaded; call `load_model` first")
+        return part
