@@ -4,8 +4,8 @@ Run it: `python -m undercurrent.examples.asyncio_server`, then ask it something:
 
     printf '{"prompt": "the sea is calm"}\n' | nc -N 127.0.0.1 8765
 
-The router belongs to the event loop's thread. Registering and ending a request wait elsewhere (`arequest`), `route()` is
-a plain call that copies the activation and returns, so other connections never feel the probe.
+Registering and ending a request wait on other threads (`arequest`); `route()` is a plain call that copies an activation
+and returns. So the loop never waits for the probe, and other connections never feel it.
 """
 
 import asyncio

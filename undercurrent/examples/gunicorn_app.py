@@ -12,13 +12,12 @@ routes to it is counted, not seen, and said once in the log; its coverage has th
 
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from undercurrent.core import ProbeFactory, RequestContext
+from undercurrent.core import ProbeFactory
 from undercurrent.core.examples import TrajectoryScoreProbe
 from undercurrent.router import Router
 from undercurrent.spec import ActivationRecord, load_spec
@@ -61,12 +60,10 @@ def app(environ: dict[str, Any], start_response: Callable[[str, list[tuple[str, 
     """Answers a prompt with the probe's verdict over a generation of the same length."""
     assert router is not None, "no router: start gunicorn with `--config python:undercurrent.examples.gunicorn_app`"
     prompt = environ["wsgi.input"].read(min(int(environ.get("CONTENT_LENGTH") or 0), PROMPT_BYTES_MAX))
-    request_id = uuid.uuid4().hex
-    router.register_request(request_id, SPEC, RequestContext(request_id, {}, None))
-    for step, token in enumerate(prompt):
-        record = ActivationRecord(request_id, "monitor", 4, len(prompt) + step, "mlp_out", MODEL[token], True)
-        router.route(record)
-    result = router.end_request(request_id)["monitor"]
+    with router.request(SPEC) as request:
+        for position, token in enumerate(prompt, start=len(prompt)):
+            request.route(ActivationRecord(request.request_id, "monitor", 4, position, "mlp_out", MODEL[token], True))
+    result = request.results["monitor"]
     body = {"pid": os.getpid(), "verdict": result.verdict, "coverage": result.metadata["coverage"]}
     start_response("200 OK", [("Content-Type", "application/json")])
     return [json.dumps(body).encode()]
