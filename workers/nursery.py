@@ -57,7 +57,7 @@ PRELOAD = (
     "undercurrent.ipc",
     "undercurrent.sinks",
     "undercurrent.workers.frames",
-    "undercurrent.workers.worker",
+    "undercurrent.workers.process",
 )
 """What every worker needs. Never torch: its threads do not survive a fork."""
 
