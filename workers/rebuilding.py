@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -33,9 +33,10 @@ __all__ = ["HEADER_DTYPE", "rebuild", "rebuild_view", "stack"]
 HEADER_DTYPE = np.dtype(HEADER_FIELDS)
 """One record header of `Batch.headers`, as a numpy record."""
 
-Header = np.void | bytes
+# The buffer protocol of `numpy.void` is not in numpy's annotations.
+Header: TypeAlias = Any
 """An element of `numpy.frombuffer(batch.headers, HEADER_DTYPE)`, or its bytes."""
-_Payload = bytearray | memoryview
+_Payload: TypeAlias = bytearray | memoryview
 _Builder = Callable[[Any], Any]
 
 _PLANS_MAX = 256
@@ -190,7 +191,7 @@ def _builder(form: bytes) -> _Builder:
         return lambda payload: np.ndarray(shape, dtype, payload)[()]
     if not length:
         return lambda _: np.empty(shape, dtype)
-    return partial(np.ndarray, shape, dtype)
+    return lambda payload: np.ndarray(shape, dtype, payload)
 
 
 def _split(form: bytes) -> tuple[int, int, tuple[int, int], tuple[int, ...]]:

@@ -92,13 +92,13 @@ def _read_dict(reader: _Reader, data: memoryview) -> dict[Any, Any]:
 
 
 def _read_datetime(reader: _Reader, data: memoryview) -> datetime.datetime:
-    parts, fold, zone = reader.read(data)
-    return datetime.datetime(*parts, fold=fold, tzinfo=_read_zone(zone))
+    (year, month, day, hour, minute, second, microsecond), fold, zone = reader.read(data)
+    return datetime.datetime(year, month, day, hour, minute, second, microsecond, _read_zone(zone), fold=fold)
 
 
 def _read_time(reader: _Reader, data: memoryview) -> datetime.time:
-    parts, fold, zone = reader.read(data)
-    return datetime.time(*parts, fold=fold, tzinfo=_read_zone(zone))
+    (hour, minute, second, microsecond), fold, zone = reader.read(data)
+    return datetime.time(hour, minute, second, microsecond, _read_zone(zone), fold=fold)
 
 
 def _read_zone(zone: Any) -> datetime.tzinfo | None:
@@ -121,7 +121,7 @@ def _read_enum(reader: _Reader, data: memoryview) -> enum.Enum:
     cls = reader.find(module, qualname)
     if not issubclass(cls, enum.Enum):
         raise MalformedValueError(f"`{module}.{qualname}` is no enum")
-    found: Any
+    found: enum.Enum | None
     if isinstance(member, list):
         found = cls.__members__.get(member[0])
     elif issubclass(cls, enum.Flag) and type(member) is int:
@@ -130,7 +130,7 @@ def _read_enum(reader: _Reader, data: memoryview) -> enum.Enum:
         found = None
     if found is None:
         raise MalformedValueError(f"enum `{module}.{qualname}` has no member {member!r}")
-    return found  # type: ignore[no-any-return] - a member of the class that was just checked
+    return found
 
 
 def _read_dataclass(reader: _Reader, data: memoryview) -> Any:
@@ -157,7 +157,8 @@ def _read_struct(reader: _Reader, data: memoryview) -> msgspec.Struct:
     if not issubclass(cls, msgspec.Struct):
         raise MalformedValueError(f"`{module}.{qualname}` is no msgspec Struct")
     _check_names(cls, fields, frozenset(cls.__struct_fields__))
-    return cls(**fields)
+    value: msgspec.Struct = cls(**fields)
+    return value
 
 
 def _check_names(cls: type, fields: Any, known: frozenset[str]) -> None:

@@ -212,7 +212,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 def _field_names(cls: type) -> tuple[str, ...]:
     if issubclass(cls, msgspec.Struct):
         return cls.__struct_fields__
-    return tuple(field.name for field in dataclasses.fields(cls))
+    fields: tuple[Any, ...] = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return tuple(field.name for field in fields)
 
 
 def _handler_for(kind: type) -> _Handler:

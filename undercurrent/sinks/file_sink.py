@@ -35,15 +35,15 @@ class FileLogSink(LogSink):
 
     A handle: it is pickled to the workers, each of which appends for itself, so the process that attached it does no
     work. The file is opened at the first line, mode 0600 if it is new, and kept open; it is followed within a second
-    when `path` is renamed away. A call that returned has its line in the file, where it survives the end of the process;
-    between `begin_batch` and `flush` of one thread, lines wait and are written together.
+    when `path` is renamed away. A call that returned has its line in the file, where it survives the end of the
+    process; between `begin_batch` and `flush` of one thread, lines wait and are written together.
 
     Thread-safe; several processes and sinks may append to one file.
 
     Raises:
         FileSinkNotFoundError: the folder of `path` does not exist.
-        FileSinkError: `path` is a folder or may not be written. The `write_*` methods and `flush` raise it too, when the
-            disk is full or the folder is gone; the line of a `write_*` that raised is not kept.
+        FileSinkError: `path` is a folder or may not be written. The `write_*` methods and `flush` raise it too, when
+            the disk is full or the folder is gone; the line of a `write_*` that raised is not kept.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()

@@ -47,8 +47,8 @@ def to_jsonable(value: Any) -> Any:
     """Returns `value` as None, bool, int, float, str, and new lists and dicts of them; never raises.
 
     Enums become their value, numpy scalars and tensors of no dimensions the number they hold, dataclasses and Structs
-    dicts, sets lists, dates ISO 8601. NaN and infinities, bytes, tensors, cycles and what is too deep or too large become
-    summaries. Anything else becomes its `str()`.
+    dicts, sets lists, dates ISO 8601. NaN and infinities, bytes, tensors, cycles and what is too deep or too large
+    become summaries. Anything else becomes its `str()`.
 
     >>> to_jsonable({"score": float("nan"), 1: b"abc"})
     {'score': {'__summary__': 'float', 'value': 'nan'}, '1': {'__summary__': 'bytes', 'length': 3}}

@@ -19,8 +19,9 @@ _logger = logging.getLogger("undercurrent.sinks.sink")
 class LogSink(ABC):
     """The base of the built-in sinks, and of custom ones that want redaction.
 
-    A router takes any object with `write_signal` and `write_result`. A sink whose class says `travels` is pickled to the
-    workers, which call it in their own processes; any other is called in the process that attached it, on one thread.
+    A router takes any object with `write_signal` and `write_result`. A sink whose class says `travels` is pickled to
+    the workers, which call it in their own processes; any other is called in the process that attached it, on one
+    thread.
     """
 
     travels = False
@@ -41,10 +42,10 @@ class LogSink(ABC):
     def write_result(self, request_id: str, extraction_point_name: str, result: ProbeResult) -> None:
         """Takes the final result of an async probe."""
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027 - a sink that holds nothing back has nothing to do
         """Returns when what was written before the call is where it belongs."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - as above
         """Flushes and gives back what the sink holds. Idempotent."""
 
     def __enter__(self) -> Self:
