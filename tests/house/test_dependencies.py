@@ -48,7 +48,7 @@ def test_product_code_imports_only_what_is_declared() -> None:
     extras = PROJECT["optional-dependencies"]
     optional = [requirement for extra in ("torch", "hf", "demo", "bench") for requirement in extras[extra]]
     declared = {import_name(requirement) for requirement in [*PROJECT["dependencies"], *optional]}
-    undeclared = {
-        name: users for name, users in imported_by_product().items() if name not in declared | {"undercurrent"}
-    }
+    # Benchmark scenarios also run beside the published package, where they import each other by bare name.
+    declared |= {"undercurrent"} | {path.stem for path in product_files() if path.parent.name == "common"}
+    undeclared = {name: users for name, users in imported_by_product().items() if name not in declared}
     assert not undeclared
