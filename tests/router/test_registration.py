@@ -39,10 +39,11 @@ def _router() -> Any:
         (make_point(probe_kind=ProbeKind.SINGLE_SHOT), "`probe_kind` is 'single_shot'.*a 'trajectory' probe"),
         (make_point(mode="async", probe_type="single", probe_kind=ProbeKind.SINGLE_SHOT), "needs a 'trajectory' probe"),
         (make_point(mode="async", intervention=BLOCKING), "cannot block until a signal"),
-        (make_point(layers=()), "layers"),
-        (make_point(mode="async", queue_depth=0), "`queue_depth` must be >= 1, got 0"),
-        (make_point(mode="async", batch=17), "`batch` must be from 1 to 16"),
-        (make_point(mode="async", batch=4, queue_depth=3), "`batch` must be from 1 to 3"),
+        (make_point(layers=()), "`layers` must be"),
+        (make_point(layers=[True]), "`layers` must be"),
+        (make_point(mode="async", queue_depth=0), "`queue_depth` must be an int >= 1.*got 0"),
+        (make_point(mode="async", batch=17), "`batch` must be an int >= 1 and <= 16, got 17"),
+        (make_point(mode="async", batch=4, queue_depth=3), "`batch` must be <= 3"),
         (make_point(mode="async", batch=0), "`batch` must be"),
     ],
 )
@@ -57,6 +58,11 @@ def test_point_that_cannot_be_served_is_refused(router: Router, point: Extractio
 def test_two_points_of_one_name_are_refused(router: Router) -> None:
     with pytest.raises(RouterError, match="'guard' occurs twice"):
         router.register_request("req", [make_point(), make_point()], context("req"))
+
+
+def test_batch_is_checked_against_the_routers_default_depth() -> None:
+    with Router(REGISTRY, default_queue_depth=4) as router, pytest.raises(RouterError, match="the queue's depth 4"):
+        router.register_request("req", [make_point(mode="async", batch=5)], context("req"))
 
 
 def test_blocking_default_policy_is_refused_for_async_points_too() -> None:

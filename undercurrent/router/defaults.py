@@ -19,8 +19,6 @@ DEFAULT_DRAIN_TIMEOUT: Final = 30.0
 DEFAULT_CIRCUIT_BREAKER_THRESHOLD: Final = 5
 """Consecutive failures of a bounded inline point that open its breaker."""
 
-BATCH_MAX: Final = 16
-"""Records that a worker holds in hand at once; a point's `batch` may ask for fewer."""
 PROBE_TIMEOUT_S: Final = 30.0
 """How long one call of a probe may take in a worker before the worker is ended."""
 

@@ -18,7 +18,7 @@ RequestEndListener = Callable[[str, dict[str, ProbeResult]], None]
 """`listener(request_id, results)`, called once per ended request on the thread that ended it."""
 
 
-def tell_workers(request: LiveRequest, drain_until: float) -> None:
+def tell_workers(request: LiveRequest, *, drain_until: float) -> None:
     """Tells every worker of `request` to drain up to `drain_until`; waits for none, so that they drain side by side."""
     for binding in request.worker_bindings().values():
         binding.end(drain_until)

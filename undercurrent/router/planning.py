@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from undercurrent.core import Probe, ProbeFactory, ProbeRegistry, RequestContext, default_registry
 from undercurrent.errors import (
@@ -14,7 +15,7 @@ from undercurrent.errors import (
     did_you_mean,
     one_of,
 )
-from undercurrent.router.defaults import BATCH_MAX, PROBE_TIMEOUT_S
+from undercurrent.router.defaults import PROBE_TIMEOUT_S
 from undercurrent.spec import (
     ExecutionMode,
     ExtractionPoint,
@@ -22,6 +23,7 @@ from undercurrent.spec import (
     InterventionPolicy,
     OverflowPolicy,
     ProbeKind,
+    find_point_problems,
 )
 from undercurrent.workers import BindingPlan
 
@@ -118,8 +120,7 @@ def _plan_point(request_id: str, point: ExtractionPoint, context: RequestContext
     factory = _resolve_factory(point, defaults.registry)
     _check_kinds(point, factory)
     _check_intervention(point, point.intervention or defaults.intervention)
-    if not point.layers:
-        raise RouterError(f"extraction point {point.name!r} has no layers; name at least one in `layers`")
+    _check_fields(point)
     if point.execution_mode != ExecutionMode.ASYNC:
         return InlinePlan(point, factory)
     return _plan_async(request_id, point, factory, context, defaults)
@@ -129,14 +130,10 @@ def _plan_async(
     request_id: str, point: ExtractionPoint, factory: ProbeFactory, context: RequestContext, defaults: PointDefaults
 ) -> BindingPlan:
     queue_depth = defaults.queue_depth if point.queue_depth is None else point.queue_depth
-    if not isinstance(queue_depth, int) or queue_depth < 1:
-        raise RouterError(f"extraction point {point.name!r}: `queue_depth` must be >= 1, got {queue_depth!r}")
-    batch_max = min(queue_depth, BATCH_MAX)
-    batch = batch_max if point.batch is None else point.batch
-    if not 1 <= batch <= batch_max:
+    if point.batch is not None and point.batch > queue_depth:
         raise RouterError(
-            f"extraction point {point.name!r}: `batch` must be from 1 to {batch_max} (the smaller of `queue_depth` and "
-            f"{BATCH_MAX}), got {batch!r}; remove it to use {batch_max}"
+            f"extraction point {point.name!r}: `batch` must be from 1 to the queue's depth {queue_depth}, got "
+            f"{point.batch!r}; remove it to use the most"
         )
     return BindingPlan(
         request_id=request_id,
@@ -171,6 +168,21 @@ def _check_kinds(point: ExtractionPoint, factory: ProbeFactory) -> None:
             f"extraction point {point.name!r}: an async point needs a 'trajectory' probe, got 'single_shot'; make "
             "the point inline or use a trajectory probe"
         )
+
+
+def _check_fields(point: ExtractionPoint) -> None:
+    """Applies the rules of a spec, as a point that was built by hand has not passed them."""
+    try:
+        problems = _find_known_problems(point)
+    except TypeError:  # a field of the wrong type, such as a list, has no hash
+        problems = find_point_problems(point)
+    if problems:
+        raise RouterError(f"extraction point {point.name!r}: {'; '.join(problems)}")
+
+
+# The rules take a hundred times as long as the rest of a registration, and requests share their points. Few entries,
+# as each keeps its point's probe_args alive.
+_find_known_problems = lru_cache(maxsize=256)(find_point_problems)
 
 
 def _check_intervention(point: ExtractionPoint, policy: InterventionPolicy) -> None:

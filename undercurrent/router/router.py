@@ -26,7 +26,7 @@ from undercurrent.router.metrics_relay import Look, MetricsRelay
 from undercurrent.router.planning import PointDefaults, ProbeSource, as_probe_registry, plan_request
 from undercurrent.router.registration import build_request
 from undercurrent.router.requests import LiveRequest, LocalBinding, RequestTable
-from undercurrent.router.rows import RowEntry, route_rows
+from undercurrent.router.rows import RowLike, route_rows
 from undercurrent.router.step import Step
 from undercurrent.router.supervision import LogSinkLike, Supervision, WorkerSettings
 from undercurrent.spec import ActivationRecord, ExtractionPoint, InterventionPolicy, OverflowPolicy, TensorType
@@ -35,6 +35,8 @@ from undercurrent.workers import BindingPlan
 __all__ = ["Router"]
 
 _FLUSH_TIMEOUT_S = 30.0
+# Workers stop draining this much before the deadline, so that their verdict over what was seen still arrives.
+_VERDICT_MARGIN_S = 0.25
 
 
 class Router:
@@ -158,7 +160,7 @@ class Router:
         return dispatch(record)
 
     def route_rows(
-        self, rows: Any, layer: int, tensor_type: TensorType | str, entries: Sequence[RowEntry]
+        self, rows: Any, layer: int, tensor_type: TensorType | str, entries: Sequence[RowLike]
     ) -> list[ProbeSignal | None]:
         """Routes many rows of one layer and step, and returns one answer per entry, in order.
 
@@ -354,7 +356,7 @@ class Router:
         """Takes a request out of the table and tells its workers; returns it with its deadline."""
         request = self._table.take(request_id)
         deadline = time.monotonic() + self._drain_timeout_s
-        tell_workers(request, deadline)
+        tell_workers(request, drain_until=deadline - min(_VERDICT_MARGIN_S, self._drain_timeout_s / 10))
         return request, deadline
 
     def _finish(self, request: LiveRequest, deadline: float) -> dict[str, ProbeResult]:

@@ -11,7 +11,7 @@ from undercurrent.errors import RouterError
 from undercurrent.router.requests import RequestTable, tensor_type_word
 from undercurrent.spec import ActivationRecord, TensorType
 
-__all__ = ["RowEntry", "RowsError", "route_rows"]
+__all__ = ["RowEntry", "RowLike", "RowsError", "route_rows"]
 
 
 class RowEntry(NamedTuple):
@@ -23,6 +23,9 @@ class RowEntry(NamedTuple):
     is_generated: bool
     row: int | None = None
     """Index of the row; None is the entry's own index. Several entries may name one row."""
+
+
+RowLike = RowEntry | tuple[str, str, int, bool] | tuple[str, str, int, bool, int | None]
 
 
 class RowsError(RouterError):
@@ -40,7 +43,7 @@ class RowsError(RouterError):
 
 
 def route_rows(
-    table: RequestTable, rows: Any, layer: int, tensor_type: TensorType | str, entries: Sequence[RowEntry]
+    table: RequestTable, rows: Any, layer: int, tensor_type: TensorType | str, entries: Sequence[RowLike]
 ) -> list[ProbeSignal | None]:
     """Routes `rows[entry.row]` for each entry, in order; see `Router.route_rows`."""
     word = tensor_type_word(tensor_type)
