@@ -51,7 +51,7 @@ _KIND = _offset("kind")
 _SHAPE_END = _offset("shape") + 16
 # Length, kind, dtype and shape lie side by side: one slice of the header is the key of a builder.
 _FORM = slice(_offset("length"), _SHAPE_END)
-_FORM_FORMAT = struct.Struct("=I4B4I")
+_FORM_FORMAT = struct.Struct("<I4B4I")
 assert _FORM.stop - _FORM.start == _FORM_FORMAT.size
 
 _DTYPES = {
