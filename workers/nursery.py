@@ -123,8 +123,8 @@ class Nursery:
             near.close()
             process.kill()
             process.wait(_KILL_WAIT_S)
-            if isinstance(error, OSError):
-                raise WorkerError(f"the nursery ended at once with status {process.returncode}: {error}") from error
+            if isinstance(error, (OSError, ValueError)):
+                raise WorkerError(f"the nursery could not be told what to be: {error}") from error
             raise
 
     @classmethod

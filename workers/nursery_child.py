@@ -7,6 +7,7 @@ interpreter that stays: the forked one, or a fresh one when the order asks for s
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -24,7 +25,15 @@ import msgspec
 from undercurrent.workers.nursery_frames import SpawnOrder, WorkerBoot, open_socket_pair, send_frame, send_import_path
 from undercurrent.workers.spawned_worker import STACK_SIGNAL
 
-__all__ = ["Child", "become_child_subreaper", "name_process", "one_thread_environment"]
+__all__ = [
+    "Child",
+    "become_child_subreaper",
+    "flush_output",
+    "name_process",
+    "one_thread_environment",
+    "restore",
+    "write_log",
+]
 
 ENTRY_FAILED = 70
 """Exit status of a worker whose entry could not be loaded or raised (EX_SOFTWARE of sysexits.h)."""
@@ -129,17 +138,15 @@ class Child(msgspec.Struct, frozen=True):
         near.close()
         for fd in (far.fileno(), self.stack_fd, *self.fds):
             os.set_inheritable(fd, True)
-        _flush_output()
+        flush_output()
         os.execv(self.interpreter[0], [*self.interpreter, str(far.fileno())])
 
     def _end_with_traceback(self) -> NoReturn:
         text = traceback.format_exc()
-        try:
-            sys.stderr.write(text)
-            # The engine reads the pipe after the worker's death. It does not wait for room: nobody reads it now.
+        write_log(text)
+        # The engine reads the pipe after the worker's death. The pipe does not wait for room: nobody reads it now.
+        with contextlib.suppress(OSError):
             os.write(self.stack_fd, text.encode(errors="replace")[-32768:])
-        except OSError:
-            pass
         _end(ENTRY_FAILED)
 
 
@@ -202,7 +209,7 @@ def _choose_cpus(cpus: Sequence[int] | None) -> None:
         os.sched_setaffinity(0, cpus)
     except OSError as error:
         # The allowed CPUs may have changed since the engine looked (cpuset(7)). A worker on other CPUs still works.
-        sys.stderr.write(f"worker runs on the CPUs it inherited: {list(cpus)} were refused ({error})\n")
+        write_log(f"worker runs on the CPUs it inherited: {list(cpus)} were refused ({error})\n")
 
 
 def _raise_oom_score(score: int) -> None:
@@ -235,16 +242,21 @@ def _status_of(request: SystemExit) -> int:
         return 0
     if isinstance(request.code, int):
         return request.code & 0xFF
-    sys.stderr.write(f"{request.code}\n")
+    write_log(f"{request.code}\n")
     return 1
 
 
-def _flush_output() -> None:
+def write_log(text: str) -> None:
+    """Writes to stderr where it still leads somewhere: the engine's terminal or pipe may be gone before its workers."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+
+
+def flush_output() -> None:
+    """Flushes stdout and stderr, where they still lead somewhere."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            continue
 
 
 def _end(status: int) -> NoReturn:
@@ -252,7 +264,7 @@ def _end(status: int) -> NoReturn:
     try:
         atexit._run_exitfuncs()
     finally:
-        _flush_output()
+        flush_output()
         os._exit(status)
 
 

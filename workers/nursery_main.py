@@ -23,7 +23,14 @@ from pathlib import Path
 import msgspec
 
 from undercurrent.errors import WorkerError
-from undercurrent.workers.nursery_child import Child, become_child_subreaper, name_process, restore
+from undercurrent.workers.nursery_child import (
+    Child,
+    become_child_subreaper,
+    flush_output,
+    name_process,
+    restore,
+    write_log,
+)
 from undercurrent.workers.nursery_frames import (
     CloseNursery,
     Forked,
@@ -139,7 +146,7 @@ class _Nursery:
             except Exception as error:
                 # A worker that needs the module fails with the full traceback; one that does not is none the worse.
                 not_imported.append(name)
-                sys.stderr.write(f"nursery could not import {name!r}: {type(error).__name__}: {error}\n")
+                write_log(f"nursery could not import {name!r}: {type(error).__name__}: {error}\n")
         threads = len(os.listdir("/proc/self/task"))
         self._needs_fresh_interpreter = threads > 1
         gc.collect()
@@ -156,7 +163,7 @@ class _Nursery:
                 return None
             except WorkerError as error:
                 # The order is lost and its token unknown, so the engine cannot be answered; it starts another nursery.
-                sys.stderr.write(f"nursery ends: {error}\n")
+                write_log(f"nursery ends: {error}\n")
                 self._meet_engine_end()
                 return None
             if received is None:
@@ -167,7 +174,7 @@ class _Nursery:
                 request = request_decoder.decode(body)
             except msgspec.DecodeError as error:
                 close_fds(fds)
-                sys.stderr.write(f"nursery ends: the engine sent no valid request ({error})\n")
+                write_log(f"nursery ends: the engine sent no valid request ({error})\n")
                 self._meet_engine_end()
                 return None
             if isinstance(request, CloseNursery):
@@ -251,8 +258,7 @@ class _Nursery:
         # Non-blocking for the writer: a crash handler must not wait for a reader that may never come.
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_output()  # what is buffered here would else be written by the child too
             pid = os.fork()
         except OSError:
             close_fds([read_fd, write_fd])

@@ -358,6 +358,24 @@ def test_preloaded_module_with_a_thread_makes_every_worker_start_afresh(pipe: tu
     nursery.close(soon())
 
 
+def test_log_that_nobody_reads_any_more_stops_neither_nursery_nor_worker(pipe: tuple[int, int]) -> None:
+    read_end, write_end = os.pipe()
+    nursery = start(log_fd=write_end, preload=("no_such_module",))
+    os.close(read_end)
+    os.close(write_end)
+    assert nursery.wait_ready(soon()).not_imported == ("no_such_module",)
+    worker = nursery.spawn(order("raise_error"), [], soon())
+    assert exit_of(nursery, worker).exit_code == 70
+    assert "LookupError" in worker.read_last_words()
+    assert describe(nursery, pipe, cpus=(1000,))["nice"] == 19
+    nursery.close(soon())
+
+
+def test_path_longer_than_a_frame_is_refused() -> None:
+    with pytest.raises(WorkerError, match=r"sys\.path"):
+        start(sys_path=["/" + "x" * 200_000])
+
+
 def test_start_without_a_folder_says_so() -> None:
     with pytest.raises(WorkerError, match="/nowhere"):
         start(cwd="/nowhere")
