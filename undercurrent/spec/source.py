@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     import yaml
 
 __all__ = ["TEXT_LENGTH_MAX", "Source", "read_text"]
+
+# Any escape of a JSON string; with groups where it is a surrogate pair.
+_ESCAPE = re.compile(r"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 
 TEXT_LENGTH_MAX = 4 * 1024 * 1024
 """Characters. A spec of a thousand points is a tenth of it."""
@@ -47,8 +51,7 @@ def _read(text: str) -> Source:
     try:
         document = msgspec.json.decode(text)
         is_json = True
-        # YAML refuses the tabs JSON may be indented with; inside JSON strings there are none.
-        text = text.replace("\t", " ")
+        text = _as_yaml(text)
     except msgspec.DecodeError:
         is_json = False
     source = Source()
@@ -58,7 +61,7 @@ def _read(text: str) -> Source:
         if node is None:
             return source
         _walk(node, (), source)
-        # JSON keeps what JSON says: YAML 1.1 reads 1e5 as a string and halves a surrogate pair.
+        # JSON keeps what JSON says: YAML 1.1 reads 1e5 as a string.
         source.document = document if is_json else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         return Source(problems=[_syntax_problem(error)], lines=_error_line(error))
@@ -67,6 +70,18 @@ def _read(text: str) -> Source:
     finally:
         loader.dispose()
     return source
+
+
+def _as_yaml(json_text: str) -> str:
+    """Valid JSON as YAML of the same lines: YAML refuses tabs as indentation and characters in two escaped halves."""
+    # Inside JSON strings there are no tabs, so those that are there are indentation.
+    return _ESCAPE.sub(_join_halves, json_text.replace("\t", " "))
+
+
+def _join_halves(escape: re.Match[str]) -> str:
+    if escape[1] is None:
+        return escape[0]
+    return bytes.fromhex(escape[1] + escape[2]).decode("utf-16-be")
 
 
 def _walk(root: yaml.Node, root_path: Path, source: Source) -> None:
