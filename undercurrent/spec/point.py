@@ -203,15 +203,18 @@ class ExtractionPoint:
         >>> list(point.matching_range(0, 20, prompt_len=10))
         [10, 12, 14]
         """
-        rule = self.until_rule
-        if rule.kind is UntilKind.STOP_TOKEN and stop_token_index is not None and self.position.is_continuous:
-            row_count = min(row_count, prompt_len + stop_token_index + 1 - first_position)
+        count_max = None
+        if isinstance(self.until, Until) and self.position.is_continuous:
+            if self.until.kind is UntilKind.FIXED_COUNT and isinstance(self.until.value, int):
+                count_max = self.until.value
+            if self.until.kind is UntilKind.STOP_TOKEN and stop_token_index is not None:
+                row_count = max(0, min(row_count, prompt_len + stop_token_index + 1 - first_position))
         return self.position.matching_range(
             first_position,
-            max(row_count, 0),
+            row_count,
             prompt_len=prompt_len,
             stride=self.stride or 1,
-            count_max=rule.value if rule.kind is UntilKind.FIXED_COUNT and isinstance(rule.value, int) else None,
+            count_max=count_max,
             num_generated_total=num_generated_total,
         )
 
