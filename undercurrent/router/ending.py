@@ -18,10 +18,10 @@ RequestEndListener = Callable[[str, dict[str, ProbeResult]], None]
 """`listener(request_id, results)`, called once per ended request on the thread that ended it."""
 
 
-def tell_workers(request: LiveRequest, *, drain_until: float) -> None:
-    """Tells every worker of `request` to drain up to `drain_until`; waits for none, so that they drain side by side."""
+def tell_workers(request: LiveRequest, deadline: float) -> None:
+    """Tells every worker of `request` to give its verdict by `deadline`; waits for none, so that all drain at once."""
     for binding in request.worker_bindings().values():
-        binding.end(drain_until)
+        binding.end(deadline)
 
 
 def collect_results(request: LiveRequest, deadline: float) -> dict[str, ProbeResult]:

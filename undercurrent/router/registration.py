@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from undercurrent.core import RequestContext
 from undercurrent.router.inline import InlineBinding
 from undercurrent.router.planning import InlinePlan, Plan
-from undercurrent.router.requests import Binding, LiveRequest
+from undercurrent.router.requests import LiveRequest
 from undercurrent.router.sampling import SkippedBinding, skips_request
 from undercurrent.workers import BindingPlan
 
 if TYPE_CHECKING:
+    from undercurrent.router.requests import Binding
     from undercurrent.workers import AsyncBinding, Supervisor
 
 __all__ = ["build_request"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from undercurrent.core import ProbeResult
 from undercurrent.errors import RouterError, did_you_mean
+from undercurrent.router.forked import ForkedBinding
 from undercurrent.router.inline import Dispatch, InlineBinding
-from undercurrent.router.sampling import SkippedBinding, thinned
+from undercurrent.router.sampling import SkippedBinding, reads_every_record, thinned
 from undercurrent.spec import ActivationRecord, ExtractionPoint, TensorType
-from undercurrent.workers import BindingStatistics
 
 __all__ = ["LiveRequest", "RequestTable", "RouteKey"]
 
@@ -25,30 +24,13 @@ _NOT_REGISTERED = (
 )
 
 
-class WorkerBinding(Protocol):
-    """What the router needs of an async binding: `workers.AsyncBinding`, or its stand-in in a forked child."""
-
-    def accept(self, record: ActivationRecord) -> None:
-        """Takes a record on the hot path; never raises for a full ring."""
-
-    def end(self, drain_until: float | None = None) -> None:
-        """Closes the ring and asks for the result; returns at once. What waits at `drain_until` is left unseen."""
-
-    def wait_started(self, deadline: float) -> None:
-        """Waits until the probe has started; raises what its start raised."""
-
-    def wait_result(self, deadline: float) -> ProbeResult:
-        """Waits for the result up to `deadline` and returns one in any case."""
-
-    def abandon(self) -> None:
-        """Drops the binding without a result."""
-
-    def statistics(self) -> BindingStatistics:
-        """Its counters now."""
-
-
 LocalBinding = InlineBinding | SkippedBinding
-Binding = LocalBinding | WorkerBinding
+
+if TYPE_CHECKING:
+    from undercurrent.workers import AsyncBinding
+
+    WorkerBinding = AsyncBinding | ForkedBinding
+    Binding = LocalBinding | WorkerBinding
 
 
 @dataclass(slots=True)
@@ -60,8 +42,8 @@ class LiveRequest:
     bindings: dict[str, Binding]
     """By point name, in the order of registration."""
     routes: dict[RouteKey, Dispatch] = field(init=False)
-    copying_routes: set[RouteKey] = field(init=False)
-    """The routes that copy what they take before they return."""
+    row_targets: dict[RouteKey, AsyncBinding] = field(init=False)
+    """The routes whose records go to a worker without further ado, so that many can go in one call."""
 
     def __post_init__(self) -> None:
         self._build_routes()
@@ -70,7 +52,7 @@ class LiveRequest:
         """The bindings whose probes run in workers, by point name."""
         return {name: binding for name, binding in self.bindings.items() if not isinstance(binding, LocalBinding)}
 
-    def replace_worker_bindings(self, replacement: Callable[[str, ExtractionPoint], WorkerBinding]) -> None:
+    def replace_worker_bindings(self, replacement: Callable[[str, ExtractionPoint], ForkedBinding]) -> None:
         """Puts another binding in place of each async one."""
         for name in self.worker_bindings():
             self.bindings[name] = replacement(self.request_id, self.points[name])
@@ -78,15 +60,15 @@ class LiveRequest:
 
     def _build_routes(self) -> None:
         self.routes = {}
-        self.copying_routes = set()
+        self.row_targets = {}
         for name, binding in self.bindings.items():
             point = self.points[name]
             dispatch = thinned(binding.dispatch if isinstance(binding, LocalBinding) else binding.accept, point)
             tensor_type = tensor_type_word(point.tensor_type)
             keys = [(self.request_id, name, layer, tensor_type) for layer in point.layers]
             self.routes.update(dict.fromkeys(keys, dispatch))
-            if not isinstance(binding, InlineBinding):
-                self.copying_routes.update(keys)
+            if not isinstance(binding, LocalBinding | ForkedBinding) and reads_every_record(point):
+                self.row_targets.update(dict.fromkeys(keys, binding))
 
 
 class RequestTable:
@@ -94,7 +76,7 @@ class RequestTable:
 
     def __init__(self) -> None:
         self.routes: dict[RouteKey, Dispatch] = {}
-        self.copying_routes: set[RouteKey] = set()
+        self.row_targets: dict[RouteKey, AsyncBinding] = {}
         self.is_closed = False
         self._lock = threading.Lock()
         self._requests: dict[str, LiveRequest | None] = {}  # guarded by _lock; None: an id that is being registered
@@ -131,7 +113,7 @@ class RequestTable:
             if self.is_closed:
                 raise RouterError(SHUT_DOWN)
             self._requests[request.request_id] = request
-            self.copying_routes |= request.copying_routes
+            self.row_targets.update(request.row_targets)
             self.routes.update(request.routes)
 
     def take(self, request_id: str) -> LiveRequest:
@@ -149,7 +131,7 @@ class RequestTable:
             del self._requests[request_id]
             for key in request.routes:
                 self.routes.pop(key, None)
-            self.copying_routes -= request.copying_routes
+                self.row_targets.pop(key, None)
             return request
 
     def find_binding(self, request_id: str, point_name: str) -> Binding:
@@ -181,7 +163,7 @@ class RequestTable:
             self.is_closed = True
             self._requests.clear()
             self.routes.clear()
-            self.copying_routes.clear()
+            self.row_targets.clear()
             return requests
 
     def find_route(self, record: ActivationRecord) -> Dispatch:
@@ -219,7 +201,7 @@ class RequestTable:
             f"{record.tensor_type!r}{did_you_mean(str(record.tensor_type), [expected])}"
         )
 
-    def renew_after_fork(self, replacement: Callable[[str, ExtractionPoint], WorkerBinding]) -> None:
+    def renew_after_fork(self, replacement: Callable[[str, ExtractionPoint], ForkedBinding]) -> None:
         """Puts stand-ins in place of async bindings; called in a forked child, where no other thread runs."""
         # One of the parent's other threads may have held the lock, or been registering a request: neither goes on here.
         self._lock = threading.Lock()
@@ -228,6 +210,7 @@ class RequestTable:
             if request is not None and request.worker_bindings():
                 request.replace_worker_bindings(replacement)
                 self.routes.update(request.routes)
+        self.row_targets.clear()
 
     def _suggest(self, request_id: str) -> str:
         live = [key for key, request in self._requests.items() if request is not None]

@@ -35,8 +35,6 @@ from undercurrent.workers import BindingPlan
 __all__ = ["Router"]
 
 _FLUSH_TIMEOUT_S = 30.0
-# Workers stop draining this much before the deadline, so that their verdict over what was seen still arrives.
-_VERDICT_MARGIN_S = 0.25
 
 
 class Router:
@@ -356,7 +354,7 @@ class Router:
         """Takes a request out of the table and tells its workers; returns it with its deadline."""
         request = self._table.take(request_id)
         deadline = time.monotonic() + self._drain_timeout_s
-        tell_workers(request, drain_until=deadline - min(_VERDICT_MARGIN_S, self._drain_timeout_s / 10))
+        tell_workers(request, deadline)
         return request, deadline
 
     def _finish(self, request: LiveRequest, deadline: float) -> dict[str, ProbeResult]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from undercurrent.core import ProbeSignal
 from undercurrent.errors import RouterError
 from undercurrent.router.requests import RequestTable, tensor_type_word
 from undercurrent.spec import ActivationRecord, TensorType
+
+if TYPE_CHECKING:
+    from undercurrent.workers.rows import RowOfBinding
 
 __all__ = ["RowEntry", "RowLike", "RowsError", "route_rows"]
 
@@ -45,31 +48,56 @@ class RowsError(RouterError):
 def route_rows(
     table: RequestTable, rows: Any, layer: int, tensor_type: TensorType | str, entries: Sequence[RowLike]
 ) -> list[ProbeSignal | None]:
-    """Routes `rows[entry.row]` for each entry, in order; see `Router.route_rows`."""
+    """Routes `rows[entry.row]` for each entry; see `Router.route_rows`.
+
+    What goes to workers goes first and in one call per lane, so that they can begin; then inline probes, in order.
+    """
     word = tensor_type_word(tensor_type)
     timestamp = time.time()
+    for_workers: list[RowOfBinding] = []
+    for_others: list[tuple[int, Any]] = []
+    row_targets = table.row_targets
+    for index, entry in enumerate(entries):
+        target = row_targets.get((entry[0], entry[1], layer, word))
+        if target is None:
+            for_others.append((index, entry))
+        else:
+            for_workers.append((target, _row_of(entry, index), entry[2], entry[3]))
+    if for_workers:
+        # Imported here, as it needs shared memory; a target means that it is loaded already.
+        from undercurrent.workers.rows import accept_rows
+
+        accept_rows(rows, layer, timestamp, for_workers)
     signals: list[ProbeSignal | None] = [None] * len(entries)
     errors: dict[int, Exception] = {}
-    for index, entry in enumerate(entries):
-        request_id, point_name, token_pos, is_generated, *named_row = entry
-        row = rows[named_row[0] if named_row and named_row[0] is not None else index]
-        key = (request_id, point_name, layer, word)
-        # A worker gets a copy in any case; an inline probe may keep or change its record, so it gets a row of its own.
-        tensor = row if key in table.copying_routes else _own_copy(row)
-        record = ActivationRecord(request_id, point_name, layer, token_pos, word, tensor, is_generated, timestamp)
+    for index, entry in for_others:
         try:
+            # An inline probe may keep or change its record, so it gets a row of its own.
+            tensor = _own_copy(rows[_row_of(entry, index)])
+            record = ActivationRecord(entry[0], entry[1], layer, entry[2], word, tensor, entry[3], timestamp)
             signals[index] = table.find_route(record)(record)
         except Exception as error:
             errors[index] = error
     if errors:
-        first = next(iter(errors.values()))
-        raise RowsError(
-            f"{len(errors)} of {len(entries)} rows failed, the first with {type(first).__name__}: {first}; see "
-            "`errors` and `signals` of this error",
-            signals=signals,
-            errors=errors,
-        ) from first
+        raise _rows_error(errors, signals)
     return signals
+
+
+def _row_of(entry: RowLike, index: int) -> int:
+    row = entry[4] if len(entry) > 4 else None
+    return index if row is None else row
+
+
+def _rows_error(errors: dict[int, Exception], signals: list[ProbeSignal | None]) -> RowsError:
+    first = next(iter(errors.values()))
+    error = RowsError(
+        f"{len(errors)} of {len(signals)} rows failed, the first with {type(first).__name__}: {first}; see "
+        "`errors` and `signals` of this error",
+        signals=signals,
+        errors=errors,
+    )
+    error.__cause__ = first
+    return error
 
 
 def _own_copy(row: Any) -> Any:
