@@ -1,0 +1,261 @@
+/* Sleeping and waking. Linux: the futexes are shared (no FUTEX_PRIVATE_FLAG), the clock is
+ * CLOCK_MONOTONIC. The shared state is the truth: each sleep is bounded, so a waker that is killed
+ * between its mark and its wake delays the consumer, and never strands it. */
+#ifndef __linux__
+#error \
+    "the doorbell needs Linux futexes; on other systems undercurrent.ipc answers RingUnavailableError"
+#endif
+#include "ring.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define UC_SPIN_NS 20000ull
+#define UC_NAP_NS 200000ull
+#define UC_ACTIVE_NS 20000000ull /* naps instead of parking while something came this lately */
+#define UC_PARK_NS 1000000000ull
+#define UC_ROOM_SPIN_NS 10000ull
+
+uint64_t uc_monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+/* Sleeps while *word == value, at most duration_ns. Returns early at will: callers look again. */
+static void futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t duration_ns)
+{
+    struct timespec duration = {
+        .tv_sec = (time_t)(duration_ns / 1000000000ull),
+        .tv_nsec = (long)(duration_ns % 1000000000ull),
+    };
+    (void)syscall(SYS_futex, word, FUTEX_WAIT, value, &duration, NULL, 0);
+}
+
+static void futex_wake_all(_Atomic uint32_t *word)
+{
+    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* ---- producer ---------------------------------------------------------------------------------- */
+
+/* Wait-free. Producer's thread. */
+void uc_doorbell_announce(const uc_lane_t *lane, uint32_t ring_index)
+{
+    _Atomic uint64_t *word = &uc_lane_ready(lane)[ring_index / 64];
+    uint64_t bit = 1ull << ring_index % 64;
+    UC_STEP("announce.begin");
+    /* SYNC ready: the entry is visible before the bit is looked at; pairs with the fence in
+     * uc_doorbell_collect. Without it both sides could miss each other: we see the old bit, the
+     * consumer the old entry. */
+    uc_fence_park();
+    if ((uc_load_relaxed(word) & bit) == 0)
+        (void)uc_fetch_or_release(word,
+                                  bit); /* SYNC ready-bit: pairs with the acquire of collect */
+    UC_STEP("announce.marked");
+}
+
+/* Wait-free but for one system call when the consumer is parked. Any thread of the producer's
+ * process. */
+bool uc_doorbell_wake(const uc_lane_t *lane)
+{
+    uc_doorbell_t *doorbell = uc_lane_doorbell(lane);
+    UC_STEP("wake.begin");
+    /* SYNC sleep: the bit or mail is visible before sleep is looked at; pairs with the fence in
+     * uc_doorbell_wait between storing UC_PARKED and the last look. */
+    uc_fence_park();
+    if (uc_load_relaxed(&doorbell->sleep) != UC_PARKED)
+        return false;
+    if (uc_exchange_acq_rel(&doorbell->sleep, UC_AWAKE) != UC_PARKED)
+        return false; /* another waker, or the consumer itself, was faster */
+    UC_STEP("wake.exchanged");
+    futex_wake_all(&doorbell->sleep);
+    UC_STEP("wake.done");
+    return true;
+}
+
+void uc_doorbell_mail(const uc_lane_t *lane)
+{
+    uc_fetch_add_release(&uc_lane_doorbell(lane)->mail, 1u); /* SYNC mail */
+    (void)uc_doorbell_wake(lane);
+}
+
+/* ---- consumer ---------------------------------------------------------------------------------- */
+
+/* Wait-free. Worker's thread. */
+uint64_t uc_doorbell_collect(const uc_lane_t *lane, uint32_t word_index)
+{
+    _Atomic uint64_t *word = &uc_lane_ready(lane)[word_index];
+    if (uc_load_relaxed(word) == 0)
+        return 0;
+    uint64_t bits = uc_fetch_and_acquire(word, 0); /* SYNC ready-bit */
+    uc_fence_park();                               /* SYNC ready */
+    return bits;
+}
+
+void uc_doorbell_mark(const uc_lane_t *lane, uint32_t ring_index)
+{
+    (void)uc_fetch_or_release(&uc_lane_ready(lane)[ring_index / 64], 1ull << ring_index % 64);
+}
+
+static bool has_ready_ring(const uc_lane_t *lane, uint32_t ring_limit)
+{
+    if (ring_limit > lane->geometry.ring_capacity)
+        ring_limit = lane->geometry.ring_capacity;
+    for (uint32_t first = 0; first < ring_limit; first += 64) {
+        uint64_t mask = ring_limit - first >= 64 ? UINT64_MAX : (1ull << (ring_limit - first)) - 1;
+        if ((uc_load_relaxed(&uc_lane_ready(lane)[first / 64]) & mask) != 0)
+            return true;
+    }
+    return false;
+}
+
+/* UC_OK, UC_INTERRUPTED, or UC_EMPTY. */
+static uc_status_t look(const uc_lane_t *lane, uc_sleeper_t *sleeper)
+{
+    bool is_ready = has_ready_ring(lane, sleeper->ring_limit);
+    uint32_t mail = uc_load_acquire(&uc_lane_doorbell(lane)->mail); /* SYNC mail */
+    if (mail != sleeper->mail_seen) {
+        sleeper->mail_seen = mail;
+        is_ready = true;
+    }
+    if (is_ready)
+        return UC_OK;
+    if (uc_load_relaxed(&sleeper->is_interrupted) != 0
+        && uc_exchange_acq_rel(&sleeper->is_interrupted, 0u) != 0) /* SYNC interrupt */
+        return UC_INTERRUPTED;
+    return UC_EMPTY;
+}
+
+/* Announces the sleep, looks a last time, sleeps. The answer is that of the last look. */
+static uc_status_t sleep_once(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint32_t depth,
+                              uint64_t duration_ns)
+{
+    _Atomic uint32_t *sleep = &uc_lane_doorbell(lane)->sleep;
+    uc_store_relaxed(sleep, depth);
+    UC_STEP(depth == UC_PARKED ? "sleep.parked" : "sleep.napping");
+    uc_fence_park(); /* SYNC sleep */
+    uc_status_t status = look(lane, sleeper);
+    if (status == UC_EMPTY)
+        futex_wait(sleep, depth, duration_ns);
+    uc_store_relaxed(sleep, UC_AWAKE);
+    UC_STEP("sleep.awake");
+    return status;
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* Blocks. Worker's thread, one at a time. */
+uc_status_t uc_doorbell_wait(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint64_t deadline_ns)
+{
+    uint64_t begin_ns = uc_monotonic_ns();
+    uint64_t now_ns = begin_ns;
+    for (;;) {
+        uc_status_t status = look(lane, sleeper);
+        bool is_active = now_ns - sleeper->last_event_ns < UC_ACTIVE_NS;
+        if (status == UC_EMPTY && now_ns >= deadline_ns)
+            return UC_TIMEOUT;
+        if (status == UC_EMPTY && is_active && now_ns - begin_ns < UC_SPIN_NS)
+            uc_pause();
+        else if (status == UC_EMPTY && is_active)
+            status =
+                sleep_once(lane, sleeper, UC_NAPPING, smaller(UC_NAP_NS, deadline_ns - now_ns));
+        else if (status == UC_EMPTY)
+            status =
+                sleep_once(lane, sleeper, UC_PARKED, smaller(UC_PARK_NS, deadline_ns - now_ns));
+        now_ns = uc_monotonic_ns();
+        if (status == UC_OK)
+            sleeper->last_event_ns = now_ns;
+        if (status != UC_EMPTY)
+            return status;
+    }
+}
+
+void uc_doorbell_set_activity(const uc_lane_t *lane, uint64_t generation)
+{
+    uc_doorbell_t *doorbell = uc_lane_doorbell(lane);
+    uc_store_relaxed(&doorbell->activity_ns, generation == 0 ? 0 : uc_monotonic_ns());
+    uc_store_release(&doorbell->activity, generation); /* SYNC activity: its time comes first */
+}
+
+void uc_doorbell_activity(const uc_lane_t *lane, uint64_t *ret_generation, uint64_t *ret_since_ns)
+{
+    const uc_doorbell_t *doorbell = uc_lane_doorbell(lane);
+    *ret_generation = uc_load_acquire(&doorbell->activity); /* SYNC activity */
+    *ret_since_ns = uc_load_relaxed(&doorbell->activity_ns);
+}
+
+void uc_doorbell_interrupt(const uc_lane_t *lane, uc_sleeper_t *sleeper)
+{
+    uc_doorbell_t *doorbell = uc_lane_doorbell(lane);
+    uc_store_release(&sleeper->is_interrupted, 1u); /* SYNC interrupt */
+    uc_fence_park();                                /* SYNC sleep */
+    if (uc_load_relaxed(&doorbell->sleep) != UC_AWAKE
+        && uc_exchange_acq_rel(&doorbell->sleep, UC_AWAKE) != UC_AWAKE)
+        futex_wake_all(&doorbell->sleep);
+}
+
+/* ---- room -------------------------------------------------------------------------------------- */
+
+/* `ring` is the waiter's own copy: another thread may use the handle meanwhile, and whatever moved
+ * counts as room, because the caller tries again. */
+static uc_status_t look_for_room(const uc_producer_t *ring)
+{
+    uc_ring_block_t *block = ring->block;
+    if (uc_load_acquire(&block->state) != UC_RING_OPEN) /* SYNC state */
+        return UC_CLOSED;
+    if (uc_load_relaxed(&block->reader_state) == UC_READER_CORRUPT)
+        return UC_CORRUPT;
+    uint64_t word = uc_load_acquire(uc_lane_entry(ring->lane, ring->first_entry, ring->index));
+    if (uc_entry_distance(word, ring->tail) != -(int64_t)ring->queue_depth) /* SYNC entry */
+        return UC_OK;
+    return (word & UC_ENTRY_FULL) != 0 ? UC_FULL : UC_OK;
+}
+
+/* Blocks, at most slice_ns and a spin. Engine's thread, without the interpreter's lock. */
+uc_status_t uc_room_wait(const uc_producer_t *ring, uint64_t slice_ns)
+{
+    uc_ring_block_t *block = ring->block;
+    uint64_t spin_end_ns = uc_monotonic_ns() + smaller(UC_ROOM_SPIN_NS, slice_ns);
+    uc_status_t status;
+    while ((status = look_for_room(ring)) == UC_FULL && uc_monotonic_ns() < spin_end_ns)
+        uc_pause();
+    if (status != UC_FULL)
+        return status;
+    uint32_t room = uc_load_acquire(&block->room); /* SYNC room */
+    uc_store_relaxed(&block->producer_waiting, 1u);
+    UC_STEP("room.waiting");
+    uc_fence_park(); /* SYNC waiting: pairs with the fence in uc_room_signal */
+    status = look_for_room(ring);
+    if (status == UC_FULL) {
+        futex_wait(&block->room, room, slice_ns);
+        UC_STEP("room.slept");
+        status = look_for_room(ring);
+    }
+    return status == UC_FULL ? UC_TIMEOUT : status;
+}
+
+/* Wait-free but for one system call when a producer waits. Worker's thread. */
+void uc_room_signal(const uc_consumer_t *ring)
+{
+    uc_ring_block_t *block = ring->block;
+    UC_STEP("room.begin");
+    uc_fence_park(); /* SYNC waiting: the freed entry is visible before the flag is looked at */
+    if (uc_load_relaxed(&block->producer_waiting) == 0
+        || uc_exchange_acq_rel(&block->producer_waiting, 0u) == 0)
+        return;
+    uc_fetch_add_release(&block->room, 1u); /* SYNC room */
+    UC_STEP("room.grown");
+    futex_wake_all(&block->room);
+    UC_STEP("room.woken");
+}
+
+void uc_room_interrupt(const uc_producer_t *ring)
+{
+    uc_fetch_add_release(&ring->block->room, 1u); /* SYNC room */
+    futex_wake_all(&ring->block->room);
+}

@@ -1,0 +1,288 @@
+/* Batch: up to K records in the consumer's hand. SlotView: what a memoryview of one keeps alive. */
+#include "py_ring.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- SlotView -------------------------------------------------------------------------------- */
+
+/* The exporter keeps its lane; while it is exported, it also keeps the lane's mapping. */
+static int view_getbuffer(PyObject *op, Py_buffer *buffer, int flags)
+{
+    uc_slot_view_t *self = (uc_slot_view_t *)op;
+    if (self->bytes == NULL || (!self->owns_bytes && !self->lane->mapping.is_mapped)) {
+        PyErr_SetString(PyExc_BufferError, "the slot of this view was given back");
+        return -1;
+    }
+    if (PyBuffer_FillInfo(buffer, op, self->bytes, self->length, 1, flags) != 0)
+        return -1;
+    if (self->exports++ == 0)
+        uc_mapping_use(&self->lane->mapping);
+    return 0;
+}
+
+static void view_releasebuffer(PyObject *op, Py_buffer *buffer)
+{
+    (void)buffer;
+    uc_slot_view_t *self = (uc_slot_view_t *)op;
+    if (--self->exports > 0)
+        return;
+    if (self->holds_slot) {
+        self->holds_slot = false;
+        self->bytes = NULL;
+        uc_hands_put(&self->lane->hands, self->class_index, self->slot);
+    }
+    uc_mapping_leave(&self->lane->mapping);
+}
+
+static void view_dealloc(PyObject *op)
+{
+    uc_slot_view_t *self = (uc_slot_view_t *)op;
+    if (self->owns_bytes)
+        free(self->bytes);
+    Py_CLEAR(self->lane);
+    uc_free_object(op);
+}
+
+static PyType_Slot view_slots[] = {
+    {Py_tp_doc, "The owner of a memoryview handed out by Batch.view."},
+    {Py_tp_dealloc, UC_SLOT(view_dealloc)},
+    {Py_bf_getbuffer, UC_SLOT(view_getbuffer)},
+    {Py_bf_releasebuffer, UC_SLOT(view_releasebuffer)},
+    {0, NULL},
+};
+
+PyType_Spec uc_slot_view_spec = {
+    .name = "undercurrent.ipc._ring.SlotView",
+    .basicsize = sizeof(uc_slot_view_t),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = view_slots,
+};
+
+/* ---- Batch ----------------------------------------------------------------------------------- */
+
+static uint8_t *record_bytes(const uc_batch_t *self, uint32_t index)
+{
+    if (self->copies[index] != NULL)
+        return self->copies[index];
+    return uc_lane_slot(&self->ring->lane->mapping.lane, self->slots[index]) + UC_SLOT_HEADER_BYTES;
+}
+
+static void put_slot(uc_batch_t *self, uint32_t index)
+{
+    if (self->slots[index] != UC_SLOT_NONE)
+        uc_hands_put(&self->ring->lane->hands, self->class_indices[index], self->slots[index]);
+}
+
+void uc_batch_finish(uc_batch_t *self)
+{
+    if (self->is_finished)
+        return;
+    self->is_finished = true;
+    for (uint32_t i = 0; i < self->count; i++) {
+        uc_slot_view_t *view = self->views[i];
+        if (view != NULL && view->exports > 0 && self->slots[i] != UC_SLOT_NONE) {
+            view->holds_slot = true;
+            self->held++;
+        } else {
+            put_slot(self, i);
+            if (view != NULL && !view->owns_bytes)
+                view->bytes = NULL; /* whoever kept the exporter cannot export the slot again */
+        }
+        if (view == NULL)
+            free(self->copies[i]);
+        self->copies[i] = NULL; /* a view's own bytes end with the view */
+        Py_CLEAR(self->views[i]);
+    }
+    self->ring->in_hand -= self->count;
+    if (self->ring->lane->mapping.is_open)
+        uc_consumer_consume(&self->ring->ring, self->count);
+}
+
+static void batch_dealloc(PyObject *op)
+{
+    uc_batch_t *self = (uc_batch_t *)op;
+    if (self->ring != NULL)
+        uc_batch_finish(self); /* a batch dropped on the floor must not empty the hand */
+    Py_CLEAR(self->ring);
+    uc_free_object(op);
+}
+
+static Py_ssize_t batch_length(PyObject *op) { return (Py_ssize_t)((uc_batch_t *)op)->count; }
+
+/* Whether the batch's bytes may be touched; -1 with an error set otherwise. */
+static int check_usable(const uc_batch_t *self)
+{
+    if (!self->is_finished && self->ring->lane->mapping.is_open)
+        return 0;
+    PyErr_SetString(self->ring->lane->state->ring_error,
+                    "the batch is finished or its lane closed: copy what is to be kept before");
+    return -1;
+}
+
+/* The record's index, or -1 with an error set. */
+static Py_ssize_t parse_index(const uc_batch_t *self, PyObject *argument)
+{
+    Py_ssize_t index = PyLong_AsSsize_t(argument);
+    if (index == -1 && PyErr_Occurred())
+        return -1;
+    if (index < 0 || index >= (Py_ssize_t)self->count) {
+        PyErr_Format(PyExc_IndexError, "record %zd is outside of a batch of %u", index,
+                     self->count);
+        return -1;
+    }
+    return check_usable(self) == 0 ? index : -1;
+}
+
+static uc_slot_view_t *make_view(uc_batch_t *self, Py_ssize_t index)
+{
+    PyTypeObject *type = (PyTypeObject *)self->ring->lane->state->slot_view_type;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    uc_slot_view_t *view = (uc_slot_view_t *)allocate(type, 0);
+    if (view == NULL)
+        return NULL;
+    view->lane = (uc_consumer_lane_t *)Py_NewRef((PyObject *)self->ring->lane);
+    view->bytes = record_bytes(self, (uint32_t)index);
+    view->length = (Py_ssize_t)self->headers[index].length;
+    view->slot = self->slots[index];
+    view->class_index = self->class_indices[index];
+    view->owns_bytes = self->copies[index] != NULL;
+    return view;
+}
+
+static PyObject *batch_view(PyObject *op, PyObject *argument)
+{
+    uc_batch_t *self = (uc_batch_t *)op;
+    Py_ssize_t index = parse_index(self, argument);
+    if (index < 0)
+        return NULL;
+    if (self->views[index] == NULL)
+        self->views[index] = make_view(self, index);
+    if (self->views[index] == NULL)
+        return NULL;
+    return PyMemoryView_FromObject((PyObject *)self->views[index]);
+}
+
+static PyObject *batch_copy(PyObject *op, PyObject *argument)
+{
+    uc_batch_t *self = (uc_batch_t *)op;
+    Py_ssize_t index = parse_index(self, argument);
+    if (index < 0)
+        return NULL;
+    return PyByteArray_FromStringAndSize((const char *)record_bytes(self, (uint32_t)index),
+                                         (Py_ssize_t)self->headers[index].length);
+}
+
+static PyObject *batch_copy_into(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
+{
+    uc_batch_t *self = (uc_batch_t *)op;
+    Py_buffer target;
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "copy_into() takes (index, buffer)");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(args[1], &target, PyBUF_WRITABLE) != 0)
+        return NULL;
+    Py_ssize_t index = parse_index(self, args[0]);
+    Py_ssize_t length = index < 0 ? 0 : (Py_ssize_t)self->headers[index].length;
+    if (index >= 0 && length > target.len)
+        PyErr_Format(PyExc_ValueError, "record %zd has %zd bytes, the buffer %zd", index, length,
+                     target.len);
+    else if (index >= 0)
+        memcpy(target.buf, record_bytes(self, (uint32_t)index), (size_t)length);
+    PyBuffer_Release(&target);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(length);
+}
+
+static void gather_records(const uc_batch_t *self, uint8_t *target, size_t length)
+{
+    for (uint32_t i = 0; i < self->count; i++)
+        memcpy(target + i * length, record_bytes(self, i), length);
+}
+
+static PyObject *batch_gather(PyObject *op, PyObject *argument)
+{
+    uc_batch_t *self = (uc_batch_t *)op;
+    Py_buffer target;
+    if (check_usable(self) != 0)
+        return NULL;
+    size_t length = self->count > 0 ? self->headers[0].length : 0;
+    for (uint32_t i = 1; i < self->count; i++) {
+        if (self->headers[i].length != length) {
+            PyErr_Format(PyExc_ValueError,
+                         "expected records of one length, got %zu and %u bytes (record %u)", length,
+                         self->headers[i].length, i);
+            return NULL;
+        }
+    }
+    if (PyObject_GetBuffer(argument, &target, PyBUF_WRITABLE) != 0)
+        return NULL;
+    size_t total = length * self->count;
+    bool fits = total <= (size_t)target.len;
+    if (fits)
+        gather_records(self, target.buf, length);
+    else
+        PyErr_Format(PyExc_ValueError, "the records have %zu bytes, the buffer %zd", total,
+                     target.len);
+    PyBuffer_Release(&target);
+    return fits ? PyLong_FromSize_t(total) : NULL;
+}
+
+static PyObject *batch_headers(PyObject *op, void *closure)
+{
+    (void)closure;
+    uc_batch_t *self = (uc_batch_t *)op;
+    return PyBytes_FromStringAndSize((const char *)self->headers,
+                                     (Py_ssize_t)(self->count * sizeof self->headers[0]));
+}
+
+static PyObject *batch_held(PyObject *op, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLong(((uc_batch_t *)op)->held);
+}
+
+static PyObject *batch_is_finished(PyObject *op, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(((uc_batch_t *)op)->is_finished);
+}
+
+static PyMethodDef batch_methods[] = {
+    {"view", batch_view, METH_O,
+     "view(index, /)\n--\n\nA read-only memoryview of a record's payload, in place.\n\n"
+     "It stays valid after `finish`: the slot then stays out of the consumer's hand until the "
+     "view\n"
+     "and everything made from it are gone."},
+    {"copy", batch_copy, METH_O, "copy(index, /)\n--\n\nA record's payload as a bytearray."},
+    {"copy_into", UC_METHOD(batch_copy_into), METH_FASTCALL,
+     "copy_into(index, buffer, /)\n--\n\nCopies a record's payload; the number of bytes.\n\n"
+     "Raises:\n    ValueError: the buffer is too small."},
+    {"gather", batch_gather, METH_O,
+     "gather(buffer, /)\n--\n\nCopies all payloads, end to end; the number of bytes.\n\n"
+     "Raises:\n    ValueError: the lengths differ or the buffer is too small."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef batch_getset[] = {
+    {"headers", batch_headers, NULL, "The records' headers, 128 bytes each: checked copies.", NULL},
+    {"held", batch_held, NULL, "Slots that living views kept at `finish`.", NULL},
+    {"is_finished", batch_is_finished, NULL, "Whether `finish` was called.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot batch_slots[] = {
+    {Py_tp_doc, "Records taken from a ring and not yet given back. One thread."},
+    {Py_tp_dealloc, UC_SLOT(batch_dealloc)},
+    {Py_sq_length, UC_SLOT(batch_length)},
+    {Py_tp_methods, batch_methods},
+    {Py_tp_getset, batch_getset},
+    {0, NULL},
+};
+
+PyType_Spec uc_batch_spec = {
+    .name = "undercurrent.ipc._ring.Batch",
+    .basicsize = sizeof(uc_batch_t),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = batch_slots,
+};
