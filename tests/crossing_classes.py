@@ -17,7 +17,7 @@ class Colour(enum.Enum):
     BLUE = "blue"
 
 
-class Word(str, enum.Enum):
+class Word(str, enum.Enum):  # noqa: UP042 - as the published enums are
     """A member that is also text."""
 
     STOP = "stop"

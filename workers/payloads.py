@@ -24,7 +24,8 @@ _direct_kinds: dict[type, int] = {
     np.ndarray: kinds.NUMPY,
     bytes: kinds.BYTES,
     bytearray: kinds.BYTEARRAY,
-    **dict.fromkeys(NUMBER_SCALARS, kinds.SCALAR),
+    # A header's dtype does not tell `longlong` from the `int64` of the same size, which is another type.
+    **dict.fromkeys(NUMBER_SCALARS - {np.longlong, np.ulonglong}, kinds.SCALAR),
 }
 _direct_dtypes: set[Any] = set()
 _direct_kind_of = _direct_kinds.get
@@ -44,8 +45,8 @@ def describe(tensor: Any) -> tuple[int, Any]:
     kind = _direct_kind_of(type(tensor))
     if kind is None:
         return _describe_other(tensor)
-    # DLPack hands out memory in which a negation or conjugation is still to be done, and widens dtypes below a byte.
-    if kind == _TORCH and (tensor.dtype not in _direct_dtypes or tensor.is_neg()):
+    # DLPack calls dtypes of less than a byte what they are padded to, so the ring cannot tell them.
+    if kind == _TORCH and tensor.dtype not in _direct_dtypes:
         return kinds.PACKED_TENSOR, pack_tensor(tensor)
     return kind, tensor
 

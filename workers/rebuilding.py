@@ -60,7 +60,6 @@ _DTYPES = {
     **{(2, bits): np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
     **{(5, bits): np.dtype(f"c{bits // 8}") for bits in (64, 128)},
     (6, 8): np.dtype(bool),
-    (2, np.dtype("g").itemsize * 8): np.dtype("g"),
 }
 _BFLOAT16 = (4, 16)
 _FLAT_KINDS = {

@@ -37,6 +37,9 @@ TORCH_DTYPES = {
     (2, 32): "float32",
     (2, 64): "float64",
     (4, 16): "bfloat16",
+    (5, 32): "complex32",
+    (5, 64): "complex64",
+    (5, 128): "complex128",
     (6, 8): "bool",
     (10, 8): "float8_e4m3fn",
     (11, 8): "float8_e4m3fnuz",
@@ -44,10 +47,7 @@ TORCH_DTYPES = {
     (13, 8): "float8_e5m2fnuz",
     (14, 8): "float8_e8m0fnu",
 }
-"""The torch dtype behind each DLPack type code and width, by name: the kinds that a ring reads from a tensor itself.
-
-Complex types are left out on purpose: DLPack does not tell whether a conjugation is still to be done.
-"""
+"""The torch dtype behind each DLPack type code and width, by name: what a ring reads from a tensor itself."""
 
 
 def is_tensor_type(kind: type) -> bool:
@@ -99,7 +99,11 @@ def pack_tensor(tensor: torch.Tensor) -> bytes:
             _warn_of_device(plain.device.type)
             plain = plain.cpu()
         plain = plain.resolve_conj().resolve_neg().contiguous()
-        raw: Any = plain.reshape(-1).view(torch.uint8).numpy()
+        flat = plain.reshape(-1)
+        if flat.stride(0) != 1:
+            # One element counts as contiguous whatever its stride, but cannot be viewed as bytes.
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        raw: Any = flat.view(torch.uint8).numpy()
     except Exception as error:
         raise UnsupportedPayloadError(f"the memory of {_describe(tensor)} cannot be read: {error}") from error
     return _encoder.encode((str(plain.dtype).removeprefix("torch."), list(plain.shape), memoryview(raw)))

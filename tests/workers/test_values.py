@@ -240,7 +240,9 @@ def test_big_integers_and_lone_surrogates_are_found_in_plain_containers() -> Non
     assert_same(cross(value), value)
 
 
-@pytest.mark.parametrize("value", [Plain(3), OrderedDict(a=1), deque([1, 2]), DictVerdict(label="x"), range(3), slice(1, 2)])
+@pytest.mark.parametrize(
+    "value", [Plain(3), OrderedDict(a=1), deque([1, 2]), DictVerdict(label="x"), range(3), slice(1, 2)]
+)
 def test_other_classes_are_pickled_where_that_is_allowed(value: Any) -> None:
     restored = cross([value], pickle_allowed=True)[0]
     assert type(restored) is type(value)
