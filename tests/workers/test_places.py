@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -209,20 +210,30 @@ def post(port: int, prompt: str) -> dict[str, Any]:
         return body
 
 
-def test_gunicorn_example() -> None:
+def test_gunicorn_example(tmp_path: Path) -> None:
     pytest.importorskip("gunicorn", reason="the preload-and-fork server needs gunicorn")
     module = "undercurrent.examples.gunicorn_app"
     command = ("-m", "gunicorn", "--config", f"python:{module}", "--bind", "127.0.0.1:0", f"{module}:app")
     says = r"Listening at: http://127\.0\.0\.1:(\d+)"
-    with no_process_left() as environment, server(*command, environment=environment, says=says) as (process, match):
+    # Gunicorn keeps a control socket below HOME.
+    with (
+        no_process_left(HOME=str(tmp_path)) as environment,
+        server(*command, environment=environment, says=says) as (process, match),
+    ):
         port = int(match[1])
-        answers = [post(port, "the sea is calm") for _ in range(4)]
-        assert {answer["coverage"]["seen"] for answer in answers} == {15}
-        assert all(answer["coverage"]["complete"] for answer in answers)
-        assert process.pid not in {answer["pid"] for answer in answers}
-        # Gunicorn kills a server process that hangs, and forks another one.
-        os.kill(answers[0]["pid"], signal.SIGKILL)
-        assert post(port, "calm")["coverage"]["seen"] == 4
+        answer = post(port, "the sea is calm")
+        assert (answer["coverage"]["seen"], answer["coverage"]["complete"]) == (15, True)
+        assert answer["pid"] != process.pid
+        # Gunicorn kills a server process that hangs, and forks another. Both server processes have answered before the
+        # server is stopped: in one that still starts, gunicorn would lose the signal and wait 30 s for it.
+        os.kill(answer["pid"], signal.SIGKILL)
+        pids: set[int] = set()
+        deadline = time.monotonic() + 40
+        while len(pids) < 2 and time.monotonic() < deadline:
+            answer = post(port, "calm")
+            assert (answer["coverage"]["seen"], answer["coverage"]["complete"]) == (4, True)
+            pids.add(answer["pid"])
+        assert len(pids) == 2
 
 
 _FORK = """
