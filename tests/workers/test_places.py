@@ -44,8 +44,16 @@ def run(*command: str, environment: dict[str, str], text: str | None = None, cwd
     return answer.stdout
 
 
-def test_under_pytest() -> None:
-    with Router(probe_registry=PROBES) as router:
+@contextmanager
+def no_process_left_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with no_process_left() as environment:
+        for name in environment.keys() - os.environ.keys():
+            monkeypatch.setenv(name, environment[name])
+        yield
+
+
+def test_under_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    with no_process_left_here(monkeypatch), Router(probe_registry=PROBES) as router:
         with router.request(SPEC) as request:
             for position in range(5):
                 request.route(record(request.request_id, position))
@@ -136,7 +144,7 @@ def test_notebook() -> None:
     check_answer(outputs[-1]["text"])
 
 
-def test_asyncio_loop() -> None:
+def test_asyncio_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     async def generate(router: Router, count: int) -> dict[str, Any]:
         async with router.arequest(SPEC) as request:
             for position in range(count):
@@ -152,7 +160,8 @@ def test_asyncio_loop() -> None:
         finally:
             await asyncio.to_thread(router.shutdown)
 
-    coverages = asyncio.run(serve())
+    with no_process_left_here(monkeypatch):
+        coverages = asyncio.run(serve())
     assert [coverage["seen"] for coverage in coverages] == list(range(1, 9))
     assert all(coverage["complete"] for coverage in coverages)
 
