@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -33,8 +33,7 @@ __all__ = ["HEADER_DTYPE", "rebuild", "rebuild_view", "stack"]
 HEADER_DTYPE = np.dtype(HEADER_FIELDS)
 """One record header of `Batch.headers`, as a numpy record."""
 
-# The buffer protocol of `numpy.void` is not in numpy's annotations.
-Header: TypeAlias = Any
+Header: TypeAlias = np.void | bytes
 """An element of `numpy.frombuffer(batch.headers, HEADER_DTYPE)`, or its bytes."""
 _Payload: TypeAlias = bytearray | memoryview
 _Builder = Callable[[Any], Any]
@@ -82,7 +81,7 @@ def rebuild(header: Header, payload: _Payload) -> Any:
     Raises:
         MalformedValueError: header and payload are not what a producer of ours writes.
     """
-    raw = bytes(header)
+    raw = header if isinstance(header, bytes) else header.tobytes()
     kind = raw[_KIND]
     try:
         if kind >= kinds.OPAQUE_KIND_MIN:
@@ -106,7 +105,7 @@ def rebuild_view(header: Header, view: memoryview) -> Any:
     Raises:
         MalformedValueError: header and payload are not what a producer of ours writes.
     """
-    raw = bytes(header)
+    raw = header if isinstance(header, bytes) else header.tobytes()
     if raw[_KIND] != kinds.NUMPY:
         return rebuild(raw, view)
     length, _, code_and_bits, shape = _split(raw[_FORM])
@@ -149,16 +148,17 @@ def _gather(form: bytes, batch: Batch) -> np.ndarray[Any, Any] | None:
     is_plain = kind in (kinds.NUMPY, kinds.TORCH, kinds.SCALAR)
     dtype = flat or (_DTYPES.get(code_and_bits) if is_plain else None)
     if dtype is None and kind == kinds.TORCH and code_and_bits == _BFLOAT16:
-        halves = np.empty((len(batch), *shape), np.uint16)
+        halves: Any = np.empty((len(batch), *shape), np.uint16)
         batch.gather(halves)
-        return (halves.astype(np.uint32) << 16).view(np.float32)
+        widened: np.ndarray[Any, Any] = np.left_shift(halves, 16, dtype=np.uint32).view(np.float32)
+        return widened
     if dtype is None:
         return None
-    stacked = np.empty((len(batch), *shape), dtype)
+    stacked: Any = np.empty((len(batch), *shape), dtype)
     if stacked.nbytes != length * len(batch):
         raise MalformedValueError(f"records of dtype {dtype} and shape {shape} came with {length} bytes each")
     batch.gather(stacked)
-    return stacked
+    return cast("np.ndarray[Any, Any]", stacked)
 
 
 def _make_plan(form: bytes) -> tuple[int, _Builder]:
@@ -179,13 +179,17 @@ def _builder(form: bytes) -> _Builder:
         return partial(_build_typed_array, _TYPED_ARRAY_CODES[kind])
     if kind in _VIEW_FORMATS:
         return partial(build_view, _VIEW_FORMATS[kind], shape)
+    dtype: Any
     if kind == kinds.TORCH:
-        return partial(build_tensor, _torch_dtype(code_and_bits), shape)
-    if kind not in (kinds.NUMPY, kinds.SCALAR):
+        dtype = _torch_dtype(code_and_bits)
+    elif kind in (kinds.NUMPY, kinds.SCALAR):
+        dtype = _numpy_dtype(code_and_bits)
+    else:
         raise MalformedValueError(f"a record is of the unknown kind {kind}")
-    dtype = _numpy_dtype(code_and_bits)
     if math.prod(shape) * dtype.itemsize != length:
         raise MalformedValueError(f"a record of dtype {dtype} and shape {shape} takes no {length} bytes")
+    if kind == kinds.TORCH:
+        return partial(build_tensor, dtype, shape)
     if kind == kinds.SCALAR:
         return lambda payload: np.ndarray(shape, dtype, payload)[()]
     if not length:

@@ -76,7 +76,8 @@ def build_tensor(dtype: torch.dtype, shape: tuple[int, ...], owned: bytearray) -
 
     if not owned:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(owned, dtype=torch.uint8).view(dtype).view(shape)
+    flat = torch.frombuffer(owned, dtype=dtype)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 def pack_tensor(tensor: torch.Tensor) -> bytes:
