@@ -42,8 +42,10 @@ extern void uc_step(const char *label);
 
 #ifdef UC_PLANT_PUBLISH_RELAXED
 #define UC_ORDER_PUBLISH memory_order_relaxed
+#define UC_ORDER_PUBLISH_FAILED memory_order_relaxed
 #else
 #define UC_ORDER_PUBLISH memory_order_acq_rel
+#define UC_ORDER_PUBLISH_FAILED memory_order_acquire
 #endif
 #ifdef UC_PLANT_TAKE_RELAXED
 #define UC_ORDER_TAKE memory_order_relaxed
@@ -56,7 +58,7 @@ extern void uc_step(const char *label);
 static inline bool uc_cas_publish(_Atomic uint64_t *word, uint64_t *expected, uint64_t desired)
 {
     return atomic_compare_exchange_strong_explicit(word, expected, desired, UC_ORDER_PUBLISH,
-                                                   memory_order_acquire);
+                                                   UC_ORDER_PUBLISH_FAILED);
 }
 
 /* The consumer's swap. Acquire: the bytes of the slot it takes are whole. Release: its reads of
