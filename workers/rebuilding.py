@@ -108,11 +108,11 @@ def rebuild_view(header: Header, view: memoryview) -> Any:
     raw = header if isinstance(header, bytes) else header.tobytes()
     if raw[_KIND] != kinds.NUMPY:
         return rebuild(raw, view)
-    length, _, code_and_bits, shape = _split(raw[_FORM])
-    dtype = _numpy_dtype(code_and_bits)
-    if len(view) != length or math.prod(shape) * dtype.itemsize != length:
-        raise MalformedValueError(f"a record of dtype {dtype} and shape {shape} came with {len(view)} bytes")
-    return np.ndarray(shape, dtype, view if length else b"")
+    form = raw[_FORM]
+    length, build = _plans.get(form) or _make_plan(form)
+    if len(view) != length:
+        raise MalformedValueError(f"a record of {length} bytes came with {len(view)}")
+    return build(view)
 
 
 def stack(headers: np.ndarray[Any, Any], batch: Batch) -> np.ndarray[Any, Any]:

@@ -1,0 +1,459 @@
+"""The supervisor over real workers, as processes and as threads: records arrive, are judged, are accounted for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import worker_probes as probes
+
+from undercurrent.core import Probe, ProbeFactory, RequestContext
+from undercurrent.errors import ProbeTransferError, RingMemoryError
+from undercurrent.spec import (
+    ActivationRecord,
+    ExecutionMode,
+    ExtractionPoint,
+    OverflowPolicy,
+    ProbeKind,
+    TensorType,
+    parse_position,
+)
+from undercurrent.workers import AsyncBinding, BindingPlan, Supervisor
+
+WAIT_S = 30.0
+MODES = ("process", "thread")
+
+
+def deadline() -> float:
+    return time.monotonic() + WAIT_S
+
+
+def point(name: str = "monitor", **more: Any) -> ExtractionPoint:
+    return ExtractionPoint(
+        name=name,
+        layers=(4,),
+        tensor_type=TensorType.MLP_OUT,
+        position=parse_position("generated[*]"),
+        stride=None,
+        until=None,
+        probe_type="p",
+        probe_kind=ProbeKind.TRAJECTORY,
+        execution_mode=ExecutionMode.ASYNC,
+        queue_depth=None,
+        **more,
+    )
+
+
+def plan(
+    probe_cls: type[Probe],
+    request_id: str = "r",
+    *,
+    name: str = "monitor",
+    depth: int = 64,
+    policy: OverflowPolicy = OverflowPolicy.BLOCK,
+    probe_kwargs: dict[str, Any] | None = None,
+    **more: Any,
+) -> BindingPlan:
+    return BindingPlan(
+        request_id,
+        point(name),
+        ProbeFactory(probe_cls, probe_kwargs or {}),
+        RequestContext(request_id, {"prompt": "hello", "tags": ("a", 1)}, None),
+        depth,
+        policy,
+        **more,
+    )
+
+
+def record(position: int, tensor: Any, request_id: str = "r", name: str = "monitor") -> ActivationRecord:
+    return ActivationRecord(request_id, name, 4, position, "mlp_out", tensor, True)
+
+
+def feed(binding: AsyncBinding, count: int, first: int = 0) -> None:
+    for position in range(first, first + count):
+        binding.accept(record(position, np.full(8, position, dtype=np.float32)))
+
+
+def finish(binding: AsyncBinding) -> Any:
+    binding.end()
+    return binding.wait_result(deadline())
+
+
+def coverage(result: Any) -> dict[str, Any]:
+    found: dict[str, Any] = result.metadata["coverage"]
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = deadline()
+    while not condition():
+        assert time.monotonic() < until, "the condition did not come true before the deadline"
+        threading.Event().wait(0.005)
+
+
+@pytest.fixture(params=MODES)
+def supervisor(request: pytest.FixtureRequest) -> Iterator[Supervisor]:
+    made = Supervisor(worker_pool_size=2, worker_mode=request.param)
+    yield made
+    made.close(wait=True, deadline=deadline())
+
+
+@pytest.fixture
+def processes() -> Iterator[Supervisor]:
+    children = set(psutil.Process().children(recursive=True))
+    made = Supervisor(worker_pool_size=2)
+    yield made
+    made.close(wait=True, deadline=deadline())
+    left = set(psutil.Process().children(recursive=True)) - children
+    assert not left, f"processes were left behind: {left}"
+
+
+def test_records_reach_the_probe_whole_and_in_order(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.Recorder))
+    feed(binding, 200)
+    result = finish(binding)
+    assert result.verdict["positions"] == list(range(200))
+    assert result.verdict["values"] == [float(n) for n in range(200)]
+    assert coverage(result)["complete"]
+    assert coverage(result)["routed"] == coverage(result)["seen"] == 200
+
+
+def test_the_context_arrives_as_it_was(supervisor: Supervisor) -> None:
+    result = finish(supervisor.open_binding(plan(probes.Recorder)))
+    assert result.verdict["metadata"] == {"prompt": "hello", "tags": ("a", 1)}
+
+
+def test_a_batch_probe_sees_every_record(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.BatchRecorder))
+    feed(binding, 100)
+    assert finish(binding).verdict["values"] == [float(n) for n in range(100)]
+
+
+def test_probes_run_in_another_process_only_in_process_mode(supervisor: Supervisor) -> None:
+    pid = finish(supervisor.open_binding(plan(probes.Recorder))).verdict["pid"]
+    assert (pid == os.getpid()) == (supervisor.worker_mode == "thread")
+
+
+def test_a_probe_of_this_test_travels_by_value(supervisor: Supervisor) -> None:
+    class Local(probes.Recorder):
+        def on_end(self, request_ctx: RequestContext) -> Any:
+            result = super().on_end(request_ctx)
+            result.verdict = "local"
+            return result
+
+    assert finish(supervisor.open_binding(plan(Local))).verdict == "local"
+
+
+def test_writes_and_keeps_harm_neither_other_records_nor_the_engine(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.Keeper))
+    tensors = [np.full(16, position, dtype=np.float32) for position in range(60)]
+    for position, tensor in enumerate(tensors):
+        binding.accept(record(position, tensor))
+    values, kept, is_intact = finish(binding).verdict
+    assert values == [float(n) for n in range(60)]
+    assert (kept, is_intact) == (20, True)
+    assert all((tensor == position).all() for position, tensor in enumerate(tensors))
+
+
+def test_in_place_views_are_read_only(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.InPlaceWriter))
+    feed(binding, 20)
+    verdict = finish(binding).verdict
+    assert verdict["positions"] == [-1] * 20
+    assert verdict["values"] == [float(n) for n in range(20)]
+
+
+def test_a_raising_probe_goes_on_with_the_next_record(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.Raiser))
+    feed(binding, 12)
+    result = finish(binding)
+    assert result.verdict["positions"] == [0, 2, 4, 6, 8, 10]
+    assert coverage(result)["errors"] == 6
+    assert coverage(result)["reasons"] == ["probe_error"]
+
+
+def test_a_start_error_ends_the_binding_with_its_reason(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.StartRaiser))
+    with pytest.raises(RuntimeError, match="no weights today"):
+        binding.wait_started(deadline())
+    feed(binding, 3)
+    result = finish(binding)
+    assert result.verdict is None
+    assert "start_error" in coverage(result)["reasons"]
+
+
+def test_an_end_error_leaves_a_result_that_says_so(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.EndRaiser))
+    feed(binding, 3)
+    result = finish(binding)
+    assert result.verdict is None
+    assert coverage(result)["reasons"] == ["probe_error"]
+    assert "no verdict today" in result.metadata["error"]
+
+
+def test_a_started_probe_is_confirmed(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.Recorder))
+    binding.wait_started(deadline())
+    finish(binding)
+
+
+def test_drop_oldest_keeps_the_newest_and_counts_the_rest(supervisor: Supervisor, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    binding = supervisor.open_binding(
+        plan(probes.Gate, depth=4, policy=OverflowPolicy.DROP_OLDEST, probe_kwargs={"path": str(gate)})
+    )
+    binding.wait_started(deadline())
+    feed(binding, 50)
+    gate.touch()
+    result = finish(binding)
+    found = coverage(result)
+    assert result.verdict["positions"][-4:] == [46, 47, 48, 49]
+    assert found["routed"] == 50
+    assert found["dropped"] == 50 - len(result.verdict["positions"]) > 0
+    assert found["reasons"] == ["dropped"]
+
+
+def test_block_waits_for_room_and_drops_nothing(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.Recorder, depth=2))
+    feed(binding, 500)
+    assert coverage(finish(binding))["complete"]
+
+
+def test_block_gives_up_after_its_timeout_and_counts_it(supervisor: Supervisor, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    binding = supervisor.open_binding(
+        plan(probes.Gate, depth=2, probe_kwargs={"path": str(gate)}, block_timeout_s=0.05)
+    )
+    binding.wait_started(deadline())
+    feed(binding, 8)
+    gate.touch()
+    found = coverage(finish(binding))
+    assert "block_timeout" in found["reasons"]
+    assert found["routed"] == 8 == found["seen"] + found["dropped"]
+
+
+def test_the_drain_deadline_ends_a_slow_backlog_with_a_verdict(supervisor: Supervisor, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    binding = supervisor.open_binding(plan(probes.Gate, depth=32, probe_kwargs={"path": str(gate)}))
+    binding.wait_started(deadline())
+    feed(binding, 20)
+    binding.end(time.monotonic())
+    gate.touch()
+    result = binding.wait_result(deadline())
+    assert result.verdict is not None
+    assert "drain_timeout" in coverage(result)["reasons"]
+    assert coverage(result)["routed"] == 20
+
+
+def test_a_result_is_given_at_the_deadline_even_if_the_probe_is_stuck(supervisor: Supervisor, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    binding = supervisor.open_binding(plan(probes.Gate, probe_kwargs={"path": str(gate)}))
+    feed(binding, 1)
+    wait_for(lambda: binding.statistics().in_hand == 1)
+    binding.end(time.monotonic())
+    result = binding.wait_result(time.monotonic() + 0.05)
+    gate.touch()
+    assert result.verdict is None
+    assert "drain_timeout" in coverage(result)["reasons"]
+
+
+def test_an_abandoned_binding_leaves_room_for_others(supervisor: Supervisor) -> None:
+    first = supervisor.open_binding(plan(probes.Recorder))
+    first.abandon()
+    second = supervisor.open_binding(plan(probes.Recorder, "r2"))
+    feed(second, 5)
+    assert coverage(finish(second))["complete"]
+
+
+def test_more_points_than_workers_share_the_pool(supervisor: Supervisor) -> None:
+    bindings = [supervisor.open_binding(plan(probes.Recorder, name=f"point-{n}")) for n in range(5)]
+    for binding in bindings:
+        feed(binding, 10)
+    assert all(coverage(finish(binding))["complete"] for binding in bindings)
+    assert len(supervisor.workers()) == 2
+
+
+def test_steps_deliver_what_was_routed_inside(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.Recorder))
+    supervisor.begin_step()
+    feed(binding, 10)
+    supervisor.end_step()
+    assert supervisor.flush(deadline())
+    assert binding.statistics().consumed == 10
+    finish(binding)
+
+
+def test_sink_objects_get_signals_and_result_in_order_before_the_result_returns(supervisor: Supervisor) -> None:
+    class ListSink:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def write_signal(self, request_id: str, extraction_point_name: str, signal: Any) -> None:
+            self.seen.append(signal.metadata["position"])
+
+        def write_result(self, request_id: str, extraction_point_name: str, result: Any) -> None:
+            self.seen.append("result")
+
+    sink = ListSink()
+    supervisor.set_sinks([sink])
+    binding = supervisor.open_binding(plan(probes.Recorder))
+    feed(binding, 5)
+    finish(binding)
+    assert sink.seen == [0, 1, 2, 3, 4, "result"]
+
+
+def test_a_raising_sink_stops_nothing(supervisor: Supervisor) -> None:
+    class Broken:
+        def write_signal(self, *_: Any) -> None:
+            raise OSError("disk full")
+
+        write_result = write_signal
+
+    supervisor.set_sinks([Broken()])
+    binding = supervisor.open_binding(plan(probes.Recorder))
+    feed(binding, 5)
+    assert coverage(finish(binding))["complete"]
+
+
+def test_what_cannot_travel_is_refused_with_its_name() -> None:
+    made = Supervisor(worker_pool_size=1)
+    with pytest.raises(ProbeTransferError, match="`lock`"):
+        made.check(plan(probes.Killer, probe_kwargs={"lock": threading.Lock()}))
+
+
+def test_unsupported_records_are_counted_and_said_once(
+    supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    binding = supervisor.open_binding(plan(probes.Recorder))
+    for position in range(3):
+        binding.accept(record(position, object()))
+    feed(binding, 2, first=3)
+    found = coverage(finish(binding))
+    assert found["reasons"] == ["unsupported"]
+    assert (found["routed"], found["dropped"], found["seen"]) == (5, 3, 2)
+    assert sum("unsupported" in entry.message for entry in caplog.records) == 1
+
+
+def test_memory_limit_counts_no_memory_or_refuses() -> None:
+    made = Supervisor(worker_pool_size=1, worker_mode="thread", memory_max_bytes=4 * 2**20)
+    try:
+        try:
+            binding = made.open_binding(plan(probes.Recorder, depth=64))
+        except RingMemoryError:
+            return
+        binding.accept(record(0, np.zeros(2**20, dtype=np.float32)))
+        assert "no_memory" in coverage(finish(binding))["reasons"]
+    finally:
+        made.close(wait=True, deadline=deadline())
+
+
+def test_kill_9_of_a_worker_loses_only_what_it_held(processes: Supervisor, caplog: pytest.LogCaptureFixture) -> None:
+    binding = processes.open_binding(plan(probes.Recorder))
+    feed(binding, 10)
+    processes.flush(deadline())
+    pid = processes.workers()[0].pid
+    assert pid is not None
+    with caplog.at_level(logging.CRITICAL):
+        os.kill(pid, 9)
+        feed(binding, 10, first=10)
+        result = finish(binding)
+    found = coverage(result)
+    assert result.verdict["pid"] != pid
+    assert found["routed"] == 20
+    assert found["restarts"] == 1
+    assert "worker_died" in found["reasons"]
+    assert not found["complete"]
+
+
+@pytest.mark.parametrize("way", ["exit", "segfault"])
+def test_a_probe_that_ends_its_process_does_not_end_its_neighbours(processes: Supervisor, way: str) -> None:
+    killer = processes.open_binding(plan(probes.Killer, probe_kwargs={"way": way}))
+    killer.accept(record(1, np.zeros(4)))
+    processes.flush(deadline())
+    killer.accept(record(666, np.zeros(4)))
+    wait_for(lambda: processes.workers()[0].deaths == 1)
+    killer.accept(record(2, np.zeros(4)))
+    result = finish(killer)
+    found = coverage(result)
+    assert result.verdict["positions"] == [2]
+    assert (found["routed"], found["seen"], found["lost"], found["restarts"]) == (3, 2, 1, 1)
+
+
+def test_a_binding_that_loses_its_worker_twice_is_closed(processes: Supervisor) -> None:
+    binding = processes.open_binding(plan(probes.Killer))
+    for deaths in (1, 2):
+        binding.accept(record(666, np.zeros(4)))
+        wait_for(lambda deaths=deaths: processes.workers()[0].deaths == deaths)
+    wait_for(lambda: binding.is_finished)
+    binding.accept(record(3, np.zeros(4)))
+    result = finish(binding)
+    assert result.verdict is None
+    assert coverage(result)["restarts"] == 2
+    assert coverage(result)["routed"] == 3
+
+
+def test_three_deaths_suspend_the_point_and_say_so(processes: Supervisor, caplog: pytest.LogCaptureFixture) -> None:
+    factory_plan = plan(probes.Killer)
+    for deaths in (1, 2, 3):
+        binding = processes.open_binding(factory_plan)
+        binding.accept(record(666, np.zeros(4)))
+        wait_for(lambda deaths=deaths: processes.workers()[0].deaths == deaths)
+        finish(binding)
+    suspended = processes.open_binding(factory_plan)
+    suspended.accept(record(1, np.zeros(4)))
+    result = finish(suspended)
+    assert result.verdict is None
+    assert "worker_died" in coverage(result)["reasons"]
+    assert any("suspended" in entry.message for entry in caplog.records)
+
+
+@pytest.mark.parametrize("way", ["loop", "sleep"])
+def test_a_hung_probe_is_ended_with_its_stack_in_the_log(
+    processes: Supervisor, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hung = processes.open_binding(plan(probes.Killer, probe_kwargs={"way": way}, probe_timeout_s=0.5))
+    hung.accept(record(666, np.zeros(4)))
+    wait_for(lambda: processes.workers()[0].deaths == 1)
+    hung.accept(record(7, np.zeros(4)))
+    result = finish(hung)
+    assert result.verdict["positions"] == [7]
+    assert "probe_timeout" in coverage(result)["reasons"]
+    said = [entry.getMessage() for entry in caplog.records if "probe_timeout_s" in entry.getMessage()]
+    assert said
+    assert "on_activation" in said[0]
+
+
+def test_the_nursery_s_death_is_survived(processes: Supervisor) -> None:
+    binding = processes.open_binding(plan(probes.Recorder))
+    feed(binding, 3)
+    processes.flush(deadline())
+    nursery = psutil.Process().children()
+    for process in nursery:
+        process.kill()
+    wait_for(lambda: processes.workers()[0].deaths == 1)
+    feed(binding, 3, first=3)
+    result = finish(binding)
+    assert result.verdict["positions"][-3:] == [3, 4, 5]
+    assert coverage(result)["restarts"] == 1
+
+
+def test_close_without_wait_answers_live_bindings(supervisor: Supervisor) -> None:
+    binding = supervisor.open_binding(plan(probes.Recorder))
+    feed(binding, 3)
+    supervisor.close(wait=False, deadline=deadline())
+    result = binding.wait_result(deadline())
+    assert result.verdict is None
+    assert not coverage(result)["complete"]
+
+
+def test_prewarm_has_workers_running(processes: Supervisor) -> None:
+    processes.prewarm([plan(probes.Recorder)])
+    assert [worker.state for worker in processes.workers()] == ["running"]

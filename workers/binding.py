@@ -1,0 +1,307 @@
+"""The engine's end of one async binding: `accept` copies records into the ring, the rest asks for the verdict.
+
+`accept` runs on any engine thread; completion comes from the supervisor's thread (or the relay's, after the sinks).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from undercurrent.core import Coverage, ProbeResult
+from undercurrent.errors import UnsupportedPayloadError, WorkerError
+from undercurrent.ipc import ProducerRing
+from undercurrent.ipc.layout import CLOSED, CORRUPT, FULL, NO_SLOT, OK, TOO_LARGE, UNSUPPORTED
+from undercurrent.spec import ActivationRecord
+from undercurrent.workers.frames import OPAQUE_KIND_MIN, decode_value, describe, encode_opaque
+from undercurrent.workers.plans import BindingPlan, BindingStatistics
+
+if TYPE_CHECKING:
+    from undercurrent.workers.lane import Lane
+
+_logger = logging.getLogger("undercurrent.workers")
+
+_REFUSALS = {NO_SLOT: "no_memory", TOO_LARGE: "too_large", UNSUPPORTED: "unsupported"}
+_ROOM_SLICE_S = 1.0
+_VERDICT_S = 0.25
+"""What a worker gets, at most, between the last record of a drain and the moment its verdict is due."""
+
+
+class AsyncBinding:
+    """One point of one request, served by a worker. Made by `Supervisor.open_binding` only."""
+
+    def __init__(self, binding_id: int, plan: BindingPlan, ring: ProducerRing, lane: Lane, worker_key: bytes) -> None:
+        self.binding_id = binding_id
+        self.plan = plan
+        self.lane = lane
+        self.worker_key = worker_key
+        self.ring = ring
+        self.point_id = 0
+        self.context_data = b""
+        self.is_ending = False
+        self.is_abandoned = False
+        self.is_finished = False
+        self.drain_until: float | None = None
+        self.worker_losses = 0
+        self.reasons: list[str] = []
+        self._pid = os.getpid()
+        self._publish = ring.publish
+        self._turn = threading.Lock()  # under `block` one route() at a time waits, the others queue behind it
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._answer: bytes | None = None
+        self._result: ProbeResult | None = None
+        self._final_statistics: BindingStatistics | None = None
+        self._earlier_counters: tuple[int, ...] = (0, 0, 0)
+        self._start_answer = threading.Event()
+        self._start_error: BaseException | None = None
+        self._logged: set[str] = set()
+        self._count_forked = 0
+        self._count_unserved = 0  # records that came after the ring was closed; approximate under several threads
+        if plan.overflow_policy.value == "block":
+            self.accept = self._accept_in_turn  # type: ignore[method-assign]
+
+    # ---- the hot path --------------------------------------------------------------------------------------------
+
+    def accept(self, record: ActivationRecord) -> None:
+        """Copies `record` into the ring, or counts why not; never raises for the ring's sake and never waits."""
+        status = self._try_once(record)
+        if status != OK and status != FULL:
+            self._accept_slowly(status, record)
+
+    def accept_tensor(self, tensor: Any, layer: int, token_pos: int, *, is_generated: bool, timestamp: float) -> None:
+        """`accept` without a record object around the tensor."""
+        self.accept(
+            ActivationRecord(
+                self.plan.request_id,
+                self.plan.point.name,
+                layer,
+                token_pos,
+                self.plan.point.tensor_type,
+                tensor,
+                is_generated,
+                timestamp,
+            )
+        )
+
+    def _try_once(self, record: ActivationRecord) -> int:
+        """One attempt; the answer is the ring's, or UNSUPPORTED."""
+        try:
+            kind, source = describe(record.tensor)
+        except UnsupportedPayloadError as error:
+            self._log_once("unsupported", str(error))
+            return UNSUPPORTED
+        publish = self._publish if kind < OPAQUE_KIND_MIN else self.ring.publish_opaque
+        return publish(source, kind, record.layer, record.token_pos, 1 if record.is_generated else 0, record.timestamp)
+
+    def _accept_slowly(self, status: int, record: ActivationRecord) -> int:
+        """Deals with every answer of the ring but OK and FULL; returns the last one."""
+        if status == UNSUPPORTED:
+            status = self._publish_encoded(record)
+            if status in (OK, FULL):
+                return status
+        if status == CLOSED:
+            self._note_closed()
+        elif status == CORRUPT:
+            self._log_once("corrupt", "its ring is corrupt and was closed; later records are not seen")
+            self._count_unserved += 1
+        else:
+            reason = _REFUSALS.get(status, "unsupported")
+            self._refuse(reason, f"a record of type {type(record.tensor).__name__} was not taken")
+        return status
+
+    def _publish_encoded(self, record: ActivationRecord) -> int:
+        """For tensors the ring cannot read itself: their bytes, made here."""
+        try:
+            kind, data = encode_opaque(record.tensor)
+        except UnsupportedPayloadError as error:
+            self._log_once("unsupported", str(error))
+            return UNSUPPORTED
+        return self.ring.publish_opaque(
+            data, kind, record.layer, record.token_pos, 1 if record.is_generated else 0, record.timestamp
+        )
+
+    def _accept_in_turn(self, record: ActivationRecord) -> None:
+        """`accept` under `block`: waits for room while a worker lives or is being restarted."""
+        with self._turn:
+            deadline = None if self.plan.block_timeout_s is None else time.monotonic() + self.plan.block_timeout_s
+            while True:
+                status = self._try_once(record)
+                if status not in (OK, FULL):
+                    status = self._accept_slowly(status, record)
+                if status != FULL:
+                    return
+                remaining_s = _ROOM_SLICE_S if deadline is None else min(deadline - time.monotonic(), _ROOM_SLICE_S)
+                if remaining_s <= 0:
+                    self._refuse("block_timeout", f"no room within {self.plan.block_timeout_s} s")
+                    return
+                self.ring.wait_room(remaining_s)
+
+    def _refuse(self, reason: str, why: str) -> None:
+        self.ring.count_refused(reason)
+        self._log_once(reason, why)
+
+    def _note_closed(self) -> None:
+        if os.getpid() != self._pid:
+            self._count_forked += 1
+            self._log_once("fork", "this process is a fork of the router's; its async records are counted, not seen")
+        else:
+            self._count_unserved += 1
+
+    def _log_once(self, reason: str, why: str) -> None:
+        if reason not in self._logged:
+            self._logged.add(reason)
+            _logger.warning(
+                "async point %r of request %r: %s (%s; said once)",
+                self.plan.point.name,
+                self.plan.request_id,
+                why,
+                reason,
+            )
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def end(self, drain_until: float | None = None) -> None:
+        """Closes the ring and asks the worker for the result; returns at once.
+
+        `drain_until` (monotonic) is when the caller wants an answer: shortly before it, the worker stops looking at
+        what waits and gives its verdict.
+        """
+        if os.getpid() != self._pid:
+            return
+        if drain_until is not None:
+            drain_until -= min(_VERDICT_S, max(0.0, drain_until - time.monotonic()) / 5)
+        self.lane.end_binding(self, drain_until)
+
+    def abandon(self) -> None:
+        """Rolls the binding back: no result is asked for and none reaches a sink."""
+        if os.getpid() == self._pid:
+            self.lane.drop_binding(self)
+
+    def wait_started(self, deadline: float) -> None:
+        """Waits until the worker built the probe; raises what its constructor or `on_start` raised.
+
+        Raises:
+            WorkerError: no answer before `deadline` (monotonic), or the binding ended first.
+        """
+        self.lane.confirm_binding(self)
+        if not self._start_answer.wait(max(0.0, deadline - time.monotonic())):
+            raise WorkerError(
+                f"the probe of async point {self.plan.point.name!r} was expected to start before the deadline, its "
+                "worker has not answered; give `wait_s` more time or call `Router.prewarm` first"
+            )
+        if self._start_error is not None:
+            raise self._start_error
+
+    def wait_result(self, deadline: float) -> ProbeResult:
+        """Returns the result; after `deadline` (monotonic) one without a verdict and with reason `drain_timeout`."""
+        if os.getpid() != self._pid:
+            return self._result_without_verdict("unseen")
+        if not self._done.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return self._result_without_verdict("drain_timeout")
+        self._done.release()
+        return self.result()
+
+    def statistics(self) -> BindingStatistics:
+        """The counters now, read from shared memory; after the end, the last ones."""
+        if self._final_statistics is not None:
+            return dataclasses.replace(
+                self._final_statistics,
+                produced=self._final_statistics.produced + self._count_unserved,
+                dropped=self._final_statistics.dropped + self._count_unserved,
+            )
+        return self._read_statistics()
+
+    def _read_statistics(self) -> BindingStatistics:
+        counts = self.ring.statistics()
+        activations, errors, latency_ns = (self._earlier_counters[i] + counts.user[i] for i in range(3))
+        return BindingStatistics(
+            produced=counts.produced,
+            consumed=counts.consumed,
+            dropped=counts.dropped,
+            waiting=counts.waiting,
+            in_hand=counts.in_hand,
+            lost=counts.lost,
+            activations=activations,
+            errors=errors,
+            latency_s_total=latency_ns / 1e9,
+            restarts=self.worker_losses,
+        )
+
+    # ---- called by the lane, on the supervisor's thread ------------------------------------------------------------
+
+    def add_reason(self, reason: str) -> None:
+        """Adds a coverage reason once."""
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    def note_start(self, error: BaseException | None) -> None:
+        """The worker's answer to `wait_started`."""
+        self._start_error = error
+        self._start_answer.set()
+
+    def note_loss(self, reason: str) -> None:
+        """The worker died: what it had counted is kept, the next one counts from zero."""
+        self.worker_losses += 1
+        self.add_reason(reason)
+        user = self.ring.statistics().user
+        self._earlier_counters = tuple(self._earlier_counters[i] + user[i] for i in range(3))
+
+    def keep_answer(self, result: bytes | None) -> None:
+        """Keeps the worker's last word, or None where no worker will give one, and lets the ring go."""
+        self._final_statistics = self._read_statistics()
+        self._answer = result
+        self.is_finished = True
+        if not self._start_answer.is_set():
+            self._start_error = WorkerError(f"async point {self.plan.point.name!r} ended before its probe had started")
+            self._start_answer.set()
+        self.ring.close()
+        self.ring.release()
+
+    def complete(self) -> None:
+        """Lets `wait_result` return."""
+        if self._done.locked():
+            self._done.release()
+
+    def result(self) -> ProbeResult:
+        """The result of a finished binding, decoded once."""
+        if self._result is None:
+            answer, self._answer = self._answer, None
+            self._result = self._result_without_verdict() if answer is None else self._read_answer(answer)
+        return self._result
+
+    def _read_answer(self, answer: bytes) -> ProbeResult:
+        result: ProbeResult = decode_value(answer, pickle_allowed=True)
+        if self._count_unserved:
+            # Records came after the ring was closed for them, for instance from another thread: the worker cannot know.
+            said = Coverage.from_dict(result.metadata["coverage"])
+            coverage = Coverage.settle(
+                routed=said.routed + self._count_unserved,
+                seen=said.seen,
+                dropped=said.dropped + self._count_unserved,
+                errors=said.errors,
+                lost=said.lost,
+                restarts=said.restarts,
+                reasons=[*said.reasons, "unseen"],
+            )
+            result.metadata["coverage"] = coverage.to_dict()
+        return result
+
+    def _result_without_verdict(self, *more_reasons: str) -> ProbeResult:
+        counts = self.statistics()
+        reasons = [*self.reasons, *(reason for reason in more_reasons if reason not in self.reasons)]
+        coverage = Coverage.settle(
+            routed=counts.produced + self._count_forked,
+            seen=counts.consumed,
+            dropped=counts.dropped + counts.waiting,
+            errors=counts.errors,
+            lost=counts.lost + counts.in_hand,
+            restarts=self.worker_losses,
+            reasons=reasons or ["unseen"],
+        )
+        metadata = {"coverage": coverage.to_dict()}
+        return ProbeResult(self.plan.request_id, self.plan.point.name, None, [], metadata)

@@ -1,0 +1,57 @@
+"""When a point's workers die too often: suspension with back-off, half-open. Pure bookkeeping, no thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+DEATHS_TO_SUSPEND = 3
+DEATH_WINDOW_S = 60.0
+SUSPENSION_S = 5.0
+SUSPENSION_S_MAX = 300.0
+RESTART_BACKOFF_S = 0.1
+RESTART_BACKOFF_S_MAX = 5.0
+
+
+class PointHealth:
+    """Deaths of the workers of one (probe class, arguments, point name). Guarded by the supervisor's lock."""
+
+    def __init__(self) -> None:
+        self._deaths: deque[float] = deque(maxlen=DEATHS_TO_SUSPEND)
+        self._suspended_until = 0.0
+        self._suspension_s = SUSPENSION_S
+        self.is_half_open = False
+
+    def note_death(self, now: float) -> bool:
+        """Counts a death; True when it suspends the point."""
+        self._deaths.append(now)
+        is_often = len(self._deaths) == DEATHS_TO_SUSPEND and now - self._deaths[0] <= DEATH_WINDOW_S
+        if not is_often and not self.is_half_open:
+            return False
+        self._suspended_until = now + self._suspension_s
+        self._suspension_s = min(2 * self._suspension_s, SUSPENSION_S_MAX)
+        self.is_half_open = False
+        self._deaths.clear()
+        return True
+
+    def note_result(self) -> None:
+        """A binding came to its end: a half-open point is healthy again."""
+        if self.is_half_open:
+            self.is_half_open = False
+            self._suspension_s = SUSPENSION_S
+
+    def is_suspended(self, now: float | None = None) -> bool:
+        """Whether new bindings are refused service now; the first one after the pause goes through half-open."""
+        if self._suspended_until == 0.0:
+            return False
+        if (time.monotonic() if now is None else now) < self._suspended_until:
+            return True
+        self._suspended_until = 0.0
+        self.is_half_open = True
+        return False
+
+
+def restart_delay_s(deaths: deque[float], now: float) -> float:
+    """Returns how long to wait before the next worker: none after the first death, then doubling."""
+    recent = sum(1 for death in deaths if now - death <= DEATH_WINDOW_S)
+    return 0.0 if recent <= 1 else min(RESTART_BACKOFF_S * 2 ** (recent - 2), RESTART_BACKOFF_S_MAX)

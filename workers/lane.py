@@ -1,0 +1,239 @@
+"""The engine's end of a lane: memory, socket, and the worker that serves it now.
+
+A lane outlives its worker: when one dies, the rings and what waits in them stay, and the next worker goes on behind the
+last record taken. Methods may be called on any thread unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any
+
+from undercurrent.errors import WorkerError
+from undercurrent.ipc import MemoryBudget, ProducerLane
+from undercurrent.ipc.layout import BLOCK, DROP_NEWEST, DROP_OLDEST
+from undercurrent.workers import messages as m
+from undercurrent.workers.binding import AsyncBinding
+from undercurrent.workers.channel import Channel, ChannelClosedError
+from undercurrent.workers.frames import encode_value
+from undercurrent.workers.plans import BindingPlan
+from undercurrent.workers.transfer import PackedPoint
+
+_logger = logging.getLogger("undercurrent.workers")
+
+POINTS_LOADED_MAX = 1024
+"""A worker forgets the definition used longest ago beyond this many."""
+_POLICIES = {"drop_oldest": DROP_OLDEST, "drop_newest": DROP_NEWEST, "block": BLOCK}
+
+
+class Lane:
+    """Owns the lane's memory and the engine's end of its socket. `close()` is idempotent."""
+
+    def __init__(self, name: str, budget: MemoryBudget) -> None:
+        self.name = name
+        self.memory = ProducerLane(budget)
+        self.bindings: dict[int, AsyncBinding] = {}  # guarded by _lock
+        self.worker_keys: set[bytes] = set()
+        self.point_names: set[str] = set()
+        self.deaths: deque[float] = deque(maxlen=16)
+        self.process: Any = None
+        """The `SpawnedWorker` that serves the lane, None before it is known and after its death."""
+        self.state = "starting"
+        self.ready = threading.Event()
+        self.threads = 1
+        self.needs_gpu = False
+        self.hung_binding_id = 0
+        """The binding whose probe was ended for its timeout, until the worker's death is handled."""
+        self._lock = threading.Lock()
+        self._loaded: OrderedDict[bytes, int] = OrderedDict()  # digest -> point id, oldest use first; guarded by _lock
+        self._points: dict[int, PackedPoint] = {}
+        self._sinks = m.SetSinks(b"", False)
+        self.channel, self.worker_socket = _socket_pair()
+
+    # ---- bindings ------------------------------------------------------------------------------------------------
+
+    @property
+    def load(self) -> int:
+        """How many bindings live here."""
+        return len(self.bindings)
+
+    def open_binding(
+        self, binding_id: int, plan: BindingPlan, packed: PackedPoint, point_id: int, *, is_served: bool = True
+    ) -> AsyncBinding:
+        """Opens a ring and tells the worker, which need not run yet; never waits.
+
+        A binding that is not served (its point is suspended) is not told to the worker and not kept here.
+
+        Raises:
+            RingMemoryError: the memory limit refuses; the message holds the sum.
+            ValuePathError: the context holds a value that cannot cross.
+        """
+        context = encode_value(plan.context, pickle_allowed=True)
+        with self._lock:
+            if self.state == "stopped":
+                raise WorkerError(f"worker {self.name} is stopped; the router was shut down")
+            ring = self.memory.open_ring(
+                queue_depth=plan.queue_depth, policy=_POLICIES[plan.overflow_policy.value], generation=binding_id
+            )
+            binding = AsyncBinding(binding_id, plan, ring, self, packed.worker_key)
+            if not is_served:
+                return binding
+            binding.context_data = context
+            self.bindings[binding_id] = binding
+            self.worker_keys.add(packed.worker_key)
+            self.point_names.add(plan.point.name)
+            frames = self._load_point(packed, point_id)
+            binding.point_id = self._loaded[packed.digest]
+            frames.append(self._open_frame(binding))
+            self._send(*frames)
+        return binding
+
+    def end_binding(self, binding: AsyncBinding, drain_until: float | None) -> None:
+        """Closes the ring and asks for the result."""
+        with self._lock:
+            if binding.is_ending:
+                return
+            binding.is_ending = True
+            binding.drain_until = drain_until
+            if not binding.is_finished:
+                binding.ring.close()
+                self._send(m.EndBinding(binding.binding_id, drain_until))
+
+    def drop_binding(self, binding: AsyncBinding) -> None:
+        """Forgets the binding; its ring is let go when the worker has detached from it."""
+        with self._lock:
+            if binding.is_finished or binding.is_abandoned:
+                return
+            binding.is_abandoned = True
+            binding.ring.close()
+            self._send(m.DropBinding(binding.binding_id))
+
+    def confirm_binding(self, binding: AsyncBinding) -> None:
+        """Asks whether the probe started."""
+        with self._lock:
+            if not binding.is_finished:
+                self._send(m.ConfirmStart(binding.binding_id))
+
+    def forget(self, binding_id: int) -> AsyncBinding | None:
+        """Takes a binding out of the lane; called on the supervisor's thread."""
+        with self._lock:
+            return self.bindings.pop(binding_id, None)
+
+    def set_sinks(self, sinks: m.SetSinks) -> None:
+        """Tells the worker its sinks; the next worker is told them too."""
+        with self._lock:
+            self._sinks = sinks
+            self._send(sinks)
+
+    def send(self, *frames: m.Frame) -> bool:
+        """Sends frames and rings the doorbell; False where no worker is there to read them."""
+        with self._lock:
+            return self._send(*frames)
+
+    # ---- the worker's death and its successor ----------------------------------------------------------------------
+
+    def recover(self, *, culprit: int, reason: str, neighbour_reason: str) -> list[AsyncBinding]:
+        """After the worker's death is certain: accounts what it held; returns the bindings that end with it.
+
+        A binding ends when it has lost its worker twice, or was only waiting to be dropped. Called on the
+        supervisor's thread.
+        """
+        with self._lock:
+            self.deaths.append(time.monotonic())
+            self.process = None
+            self.ready.clear()
+            self.memory.recover_consumer()
+            over: list[AsyncBinding] = []
+            for binding in list(self.bindings.values()):
+                is_culprit = culprit in (0, binding.binding_id)
+                binding.note_loss(reason if is_culprit else neighbour_reason)
+                if binding.worker_losses >= 2 or binding.is_abandoned:
+                    over.append(self.bindings.pop(binding.binding_id))
+            self.channel.close()
+            self.worker_socket.close()
+            self.state = "backing_off"
+            return over
+
+    def renew(self) -> None:
+        """Makes a fresh socket pair and says everything again that the next worker must know.
+
+        Called on the supervisor's thread, before the next worker is asked for.
+        """
+        with self._lock:
+            self.channel, self.worker_socket = _socket_pair()
+            self.state = "starting"
+            frames: list[m.Frame] = [self._sinks]
+            used = {binding.point_id for binding in self.bindings.values()}
+            self._loaded = OrderedDict((d, i) for d, i in self._loaded.items() if i in used)
+            self._points = {i: self._points[i] for i in self._loaded.values()}
+            frames += [m.LoadPoint(i, self._points[i].data) for i in self._loaded.values()]
+            for binding in self.bindings.values():
+                frames.append(self._open_frame(binding))
+                if binding.is_ending:
+                    frames.append(m.EndBinding(binding.binding_id, binding.drain_until))
+            self._send(*frames)
+
+    def close(self) -> None:
+        """Lets memory and socket go; the worker is gone or does not matter any more."""
+        with self._lock:
+            self.state = "stopped"
+            self.channel.close()
+            self.worker_socket.close()
+            self.memory.close()
+
+    # ---- with _lock held -------------------------------------------------------------------------------------------
+
+    def _load_point(self, packed: PackedPoint, point_id: int) -> list[m.Frame]:
+        if packed.digest in self._loaded:
+            self._loaded.move_to_end(packed.digest)
+            return []
+        frames: list[m.Frame] = [m.LoadPoint(point_id, packed.data)]
+        self._loaded[packed.digest] = point_id
+        self._points[point_id] = packed
+        if len(self._loaded) > POINTS_LOADED_MAX:
+            used = {binding.point_id for binding in self.bindings.values()}
+            oldest = next((d for d, i in self._loaded.items() if i not in used and i != point_id), None)
+            if oldest is not None:
+                forgotten = self._loaded.pop(oldest)
+                del self._points[forgotten]
+                frames.append(m.UnloadPoint(forgotten))
+        return frames
+
+    def _open_frame(self, binding: AsyncBinding) -> m.OpenBinding:
+        return m.OpenBinding(
+            binding.binding_id,
+            binding.point_id,
+            binding.ring.ring_index,
+            binding.ring.queue_depth,
+            binding.ring.policy,
+            binding.plan.request_id,
+            binding.context_data,
+            binding.worker_losses,
+            tuple(binding.reasons),
+        )
+
+    def _send(self, *frames: m.Frame) -> bool:
+        if self.state in ("backing_off", "stopped"):
+            return False  # `renew` says everything again
+        try:
+            self.channel.send(*frames)
+        except ChannelClosedError:
+            return False  # the worker just died; its pidfd tells the supervisor, and `renew` says it again
+        self.memory.ring_mail()
+        return True
+
+
+def _socket_pair() -> tuple[Channel[m.ToEngine], socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return Channel(ours, m.engine_decoder), theirs
+
+
+def pids_of(lanes: Sequence[Lane]) -> list[int]:
+    """Process ids of the workers that run now; none in thread mode."""
+    return [lane.process.pid for lane in lanes if lane.process is not None and lane.process.pid != os.getpid()]

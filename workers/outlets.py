@@ -1,0 +1,148 @@
+"""Where a worker's signals and results go: sink handles written here, and frames for the engine's sink objects.
+
+Everything here runs on the worker's one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from undercurrent.core import ProbeResult, ProbeSignal
+from undercurrent.errors import ValuePathError
+from undercurrent.sinks import SignalRecord
+from undercurrent.workers import messages as m
+from undercurrent.workers.channel import Channel
+from undercurrent.workers.frames import encode_value
+from undercurrent.workers.serving import ServedBinding
+
+_logger = logging.getLogger("undercurrent.workers")
+
+_PUSH_S = 0.25
+
+
+class Outlets:
+    """Owns the sinks of one worker. A sink that raises is logged and never stops a probe."""
+
+    def __init__(
+        self, channel: Channel[m.ToWorker], is_engine_gone: Callable[[], bool], *, is_pickle_allowed: bool
+    ) -> None:
+        self._channel = channel
+        self._is_engine_gone = is_engine_gone
+        self._is_pickle_allowed = is_pickle_allowed
+        self._sinks: list[Any] = []
+        self._is_relaying = False
+        self._frames: list[m.Frame] = []
+
+    def set_sinks(self, sinks: Sequence[Any], is_relaying: bool) -> None:
+        """Replaces the sinks; the old ones are flushed and closed first."""
+        self._close_sinks()
+        self._sinks = list(sinks)
+        self._is_relaying = is_relaying
+        for sink in self._sinks:
+            self._guarded(sink, "begin_batch")
+
+    def send(self, frame: m.Frame) -> None:
+        """Sends `frame` behind everything said before it."""
+        self._frames.append(frame)
+        self._send_frames()
+
+    def take_signal(self, binding: ServedBinding, header: Any, signal: ProbeSignal) -> None:
+        """Hands one signal to every sink."""
+        for sink in self._sinks:
+            if hasattr(sink, "write_signal_record"):
+                record = SignalRecord(
+                    binding.request_id,
+                    binding.point.name,
+                    signal,
+                    sequence=int(header["seq"]),
+                    layer=int(header["layer"]),
+                    position=int(header["token_pos"]),
+                )
+                self._guarded(sink, "write_signal_record", record)
+            else:
+                self._guarded(sink, "write_signal", binding.request_id, binding.point.name, signal)
+        if self._is_relaying:
+            self._frames.append(
+                m.Signalled(
+                    binding.binding_id,
+                    int(header["seq"]),
+                    int(header["layer"]),
+                    int(header["token_pos"]),
+                    self._encode_signal(binding, signal),
+                )
+            )
+
+    def take_result(self, binding: ServedBinding, result: ProbeResult) -> None:
+        """Hands one result to the sinks written here; the engine's sink objects get it with `Finished`."""
+        for sink in self._sinks:
+            self._guarded(sink, "write_result", binding.request_id, binding.point.name, result)
+
+    def encode_result(self, binding: ServedBinding, result: ProbeResult) -> bytes:
+        """Returns the result as bytes; one that cannot cross becomes a result that says so, with its coverage."""
+        try:
+            return encode_value(result, pickle_allowed=self._is_pickle_allowed)
+        except ValuePathError as error:
+            _logger.error("result of point %r cannot cross to the engine: %s", binding.point.name, error)
+            binding.add_reason("probe_error")
+            metadata = {
+                "error_type": type(error).__name__,
+                "error": str(error),
+                "coverage": binding.coverage().to_dict(),
+            }
+            stripped = ProbeResult(binding.request_id, binding.point.name, None, [], metadata)
+            return encode_value(stripped, pickle_allowed=False)
+
+    def flush(self) -> None:
+        """Writes what the sinks hold back and sends the frames that wait."""
+        for sink in self._sinks:
+            self._guarded(sink, "flush")
+        self._send_frames()
+
+    def push(self, timeout_s: float) -> None:
+        """Waits up to `timeout_s` for the socket to take what is unsent."""
+        self._channel.send_all(time.monotonic() + timeout_s, self._is_engine_gone)
+
+    def close(self) -> None:
+        """Flushes and closes the sinks."""
+        self.flush()
+        self._close_sinks()
+
+    def _send_frames(self) -> None:
+        if not self._frames:
+            return
+        frames, self._frames = self._frames, []
+        if self._channel.send(*frames):
+            return
+        # No deadline: a slow sink object in the engine's process must slow this worker, so that the rings' overflow
+        # policies count what is lost; the wait ends with the engine.
+        while not self._channel.send_all(time.monotonic() + _PUSH_S, self._is_engine_gone):
+            if self._is_engine_gone():
+                return
+
+    def _encode_signal(self, binding: ServedBinding, signal: ProbeSignal) -> bytes:
+        try:
+            return encode_value(signal, pickle_allowed=self._is_pickle_allowed)
+        except ValuePathError as error:
+            _logger.error("signal of point %r cannot cross to the engine: %s", binding.point.name, error)
+            stripped = ProbeSignal(
+                signal.action, {"error_type": type(error).__name__, "error": str(error)}, signal.confidence
+            )
+            return encode_value(stripped, pickle_allowed=False)
+
+    def _close_sinks(self) -> None:
+        for sink in self._sinks:
+            self._guarded(sink, "flush")
+            self._guarded(sink, "close")
+        self._sinks = []
+
+    def _guarded(self, sink: Any, method: str, *args: Any) -> None:
+        call = getattr(sink, method, None)
+        if call is None:
+            return
+        try:
+            call(*args)
+        except Exception:
+            _logger.exception("sink %s: `%s` raised; the probe goes on", type(sink).__name__, method)

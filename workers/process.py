@@ -1,0 +1,46 @@
+"""The entry of a worker process: called by the nursery's child with the descriptors of its lane."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+
+from undercurrent.ipc import ConsumerLane
+from undercurrent.workers import messages as m
+from undercurrent.workers.channel import ChannelClosedError
+from undercurrent.workers.nursery_frames import SpawnOrder
+from undercurrent.workers.outlets import Outlets
+from undercurrent.workers.worker import Worker
+
+
+def run(order: SpawnOrder, fds: Sequence[int]) -> None:
+    """Serves a lane until the engine says stop or is gone. `fds`: socket, control, payload, the engine's pidfd."""
+    sock_fd, control_fd, payload_fd, engine_pidfd = fds
+    lane = ConsumerLane(control_fd, payload_fd)
+    os.close(control_fd)
+    os.close(payload_fd)
+    worker = Worker(lane, socket.socket(fileno=sock_fd), engine_pidfd=engine_pidfd)
+    handler = _EngineLogHandler(worker.outlets)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    worker.run()
+
+
+class _EngineLogHandler(logging.Handler):
+    """Sends log events to the engine's process, where they appear under the same logger."""
+
+    def __init__(self, outlets: Outlets) -> None:
+        super().__init__()
+        self._outlets = outlets
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        try:
+            self._outlets.send(m.Logged(record.name, record.levelno, self.format(record)))
+        except ChannelClosedError:
+            pass  # the engine is gone; the loop finds out by itself
+        except Exception:
+            self.handleError(record)

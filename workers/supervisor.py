@@ -1,0 +1,392 @@
+"""Starts, watches and ends workers; gives every async binding its lane.
+
+Lives in the engine's process. Its methods may be called on any thread; a thread of its own (`loop.py`) reads what the
+workers say. A supervisor that was forked does nothing: its threads are the parent's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import pickle
+import select
+import threading
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import Any
+
+from undercurrent.errors import ProbingValueError, RouterError, WorkerError
+from undercurrent.ipc import MemoryBudget
+from undercurrent.workers import messages as m
+from undercurrent.workers.binding import AsyncBinding
+from undercurrent.workers.health import PointHealth
+from undercurrent.workers.lane import Lane
+from undercurrent.workers.loop import Loop, PendingFlush, delay_before_restart_s
+from undercurrent.workers.packed_points import PackedPoints
+from undercurrent.workers.plans import BindingPlan, WorkerStatus
+from undercurrent.workers.relay import Relay
+from undercurrent.workers.spawners import ProcessSpawner, ThreadSpawner
+from undercurrent.workers.transfer import PackedPoint
+
+_logger = logging.getLogger("undercurrent.workers")
+
+WORKER_KEYS_MAX = 4096
+PREWARM_S = 60.0
+_NEXT_WORKER_S = 0.05
+
+
+class Supervisor:
+    """Owns lanes, workers and the relay of one router. `close()` is idempotent."""
+
+    def __init__(
+        self,
+        *,
+        worker_pool_size: int,
+        worker_mode: str = "process",
+        memory_max_bytes: int | None = None,
+        engine_cpus: Collection[int] | None = None,
+        name: str = "router",
+    ) -> None:
+        """Starts nothing; the first `open_binding` or `prewarm` does.
+
+        `memory_max_bytes` bounds the rings of all lanes together, default a quarter of the machine's memory.
+        """
+        if worker_mode not in ("process", "thread"):
+            raise ProbingValueError(f"`worker_mode` must be 'process' or 'thread', got {worker_mode!r}")
+        self.worker_mode = worker_mode
+        self._name = name
+        self._pool_size = worker_pool_size
+        self._budget = MemoryBudget(memory_max_bytes or _quarter_of_memory())
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._lanes: list[Lane] = []
+        self._lane_by_key: dict[tuple[bytes, int], Lane] = {}
+        self._points = PackedPoints(is_thread=worker_mode == "thread")
+        self._health: dict[bytes, PointHealth] = {}
+        self._numbers = itertools.count(1)
+        self._sinks = m.SetSinks(b"", False)
+        self._engine_cpus = None if engine_cpus is None else frozenset(engine_cpus)
+        self._relay = Relay(lambda: self._loop.post(self._loop.resume_sockets))
+        self._loop = Loop(self._relay, self._note_finished, self._note_death)
+        self._spawner: ProcessSpawner | ThreadSpawner | None = None
+        self._is_closing = False
+
+    # ---- before serving --------------------------------------------------------------------------------------------
+
+    def prewarm(self, plans: Sequence[BindingPlan] = ()) -> None:
+        """Starts the nursery, and a worker for each plan's probe; waits until they run.
+
+        Raises:
+            WorkerError: they did not run within 60 s.
+        """
+        self._ensure_started()
+        lanes = [self._lane_for(plan, self._points.pack(plan)[0]) for plan in plans]
+        deadline = time.monotonic() + PREWARM_S
+        if isinstance(self._spawner, ProcessSpawner):
+            self._loop.post(self._spawner.prepare)
+            if not self._spawner.is_ready.wait(PREWARM_S):
+                raise WorkerError(f"the nursery was expected to run within {PREWARM_S:g} s; see the log for why not")
+        for lane in lanes:
+            if not lane.ready.wait(max(0.0, deadline - time.monotonic())):
+                raise WorkerError(
+                    f"worker {lane.name} was expected to run within {PREWARM_S:g} s; see the log for why not"
+                )
+
+    def check(self, plan: BindingPlan) -> None:
+        """Raises `ProbeTransferError` when the probe of `plan` cannot reach a worker."""
+        self._points.pack(plan)
+
+    # ---- bindings --------------------------------------------------------------------------------------------------
+
+    def open_binding(self, plan: BindingPlan) -> AsyncBinding:
+        """Gives the plan a ring on a worker's lane; never waits for the worker.
+
+        Raises:
+            ProbeTransferError: the probe cannot reach a worker.
+            RingMemoryError: the memory limit refuses.
+            RouterError: the supervisor is closed.
+        """
+        packed, point_id = self._points.pack(plan)
+        self._ensure_started()
+        lane = self._lane_for(plan, packed)
+        with self._lock:
+            health = self._health.get(packed.worker_key)
+            is_suspended = health is not None and health.is_suspended()
+        binding = lane.open_binding(next(self._numbers), plan, packed, point_id, is_served=not is_suspended)
+        if is_suspended:
+            self._close_unserved([binding], "suspended")
+        return binding
+
+    def begin_step(self) -> None:
+        """From here to `end_step` records wake no worker."""
+        for lane in self._lanes:
+            lane.memory.begin_step()
+
+    def end_step(self) -> None:
+        """Wakes each worker that has got something, once."""
+        for lane in self._lanes:
+            lane.memory.end_step()
+
+    # ---- sinks -----------------------------------------------------------------------------------------------------
+
+    def set_sinks(self, sinks: Sequence[object]) -> None:
+        """Replaces the sinks: handles (`travels = True`) go to the workers, objects are called by the relay thread.
+
+        In thread mode every sink is an object.
+        """
+        is_thread = self.worker_mode == "thread"
+        handles = [sink for sink in sinks if getattr(sink, "travels", False) and not is_thread]
+        objects = [sink for sink in sinks if sink not in handles]
+        frame = m.SetSinks(pickle.dumps(handles) if handles else b"", bool(objects))
+        self._relay.set_sinks(objects)
+        with self._lock:
+            self._sinks = frame
+            lanes = list(self._lanes)
+        for lane in lanes:
+            lane.set_sinks(frame)
+
+    def flush(self, deadline: float) -> bool:
+        """Waits until what was routed has been seen and written; False when `deadline` (monotonic) passed first."""
+        if self._is_forked() or self._spawner is None:
+            return True
+        lanes = list(self._lanes)
+        pending = [self._loop.ask_flush(lane) for lane in lanes]
+        is_flushed = [self._await_flush(*pair, deadline) for pair in zip(lanes, pending, strict=True)]
+        return self._relay.flush(deadline) and all(is_flushed)
+
+    def _await_flush(self, lane: Lane, asked: PendingFlush, deadline: float) -> bool:
+        """Waits for the answer; asks the next worker when this one dies first."""
+        while asked.event.wait(max(0.0, deadline - time.monotonic())):
+            if asked.is_answered or not lane.bindings:
+                return True
+            if self._is_closing:
+                return False
+            lane.ready.wait(min(_NEXT_WORKER_S, max(0.0, deadline - time.monotonic())))
+            asked = self._loop.ask_flush(lane)
+        return False
+
+    # ---- state and end ---------------------------------------------------------------------------------------------
+
+    def workers(self) -> list[WorkerStatus]:
+        """The workers as they are now."""
+        return [
+            WorkerStatus(
+                name=lane.name,
+                state=lane.state,
+                pid=lane.process.pid if lane.process is not None else None,
+                bindings=lane.load,
+                deaths=len(lane.deaths),
+                points=tuple(sorted(lane.point_names)),
+            )
+            for lane in list(self._lanes)
+        ]
+
+    def close(self, *, wait: bool, deadline: float) -> None:
+        """Ends workers, nursery and threads. With `wait`, what was routed is seen and written first.
+
+        Bindings that live get a result without a verdict. Returns at `deadline` (monotonic) at the latest, plus the
+        moment it takes to kill what did not leave.
+        """
+        with self._lock:
+            if self._is_closing or self._is_forked():
+                return
+            self._is_closing = True
+        if self._spawner is not None:
+            if wait:
+                self.flush(deadline)
+            for lane in self._lanes:
+                lane.send(m.StopWorker())
+            self._await_exits(deadline if wait else time.monotonic() + 0.5)
+            self._loop.stop(time.monotonic() + 5.0)
+            self._spawner.close(time.monotonic() + 5.0)
+        for lane in self._lanes:
+            for binding in list(lane.bindings.values()):
+                lane.forget(binding.binding_id)
+                self._close_unserved([binding], "unseen")
+        self._relay.close(deadline if wait else time.monotonic())
+        for lane in self._lanes:
+            lane.close()
+
+    # ---- lanes -----------------------------------------------------------------------------------------------------
+
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _ensure_started(self) -> None:
+        with self._lock:
+            if self._is_closing:
+                raise RouterError("the router was shut down; make a new one")
+            if self._is_forked():
+                raise RouterError(
+                    "this router was made before a fork and serves async points only in the process that made it; "
+                    "make the router after the fork"
+                )
+            if self._spawner is not None:
+                return
+            if self.worker_mode == "thread":
+                self._spawner = ThreadSpawner(self._note_thread, self._note_thread_exit, self._points.definitions)
+            else:
+                cpus = self._engine_cpus if self._engine_cpus is not None else _current_cpu()
+                self._spawner = ProcessSpawner(self._note_spawned, self._note_not_spawned, cpus)
+            self._loop.start(self._spawner)
+
+    def _lane_for(self, plan: BindingPlan, packed: PackedPoint) -> Lane:
+        with self._lock:
+            keys = [(packed.worker_key, index) for index in range(plan.workers)]
+            for key in keys:
+                if key not in self._lane_by_key:
+                    return self._new_key(key, plan)
+            return min((self._lane_by_key[key] for key in keys), key=lambda lane: lane.load)
+
+    def _new_key(self, key: tuple[bytes, int], plan: BindingPlan) -> Lane:
+        if len(self._lane_by_key) >= WORKER_KEYS_MAX:
+            busy = {binding.worker_key for lane in self._lanes for binding in list(lane.bindings.values())}
+            self._lane_by_key = {k: lane for k, lane in self._lane_by_key.items() if k[0] in busy}
+        if len(self._lanes) < self._pool_size:
+            lane = Lane(f"uc-{len(self._lanes)}-{plan.point.name}"[:40], self._budget)
+            lane.threads = getattr(plan.point, "threads", None) or 1
+            lane.needs_gpu = bool(getattr(plan.point, "gpu", False))
+            lane.set_sinks(self._sinks)
+            self._lanes = [*self._lanes, lane]
+            self._start(lane)
+        else:
+            lane = min(self._lanes, key=lambda lane: lane.load)
+            if plan.point.name not in lane.point_names:
+                _logger.info(
+                    "point %r shares worker %s with %s: `worker_pool_size` is %d",
+                    plan.point.name,
+                    lane.name,
+                    ", ".join(sorted(lane.point_names)),
+                    self._pool_size,
+                )
+        self._lane_by_key[key] = lane
+        return lane
+
+    def _start(self, lane: Lane) -> None:
+        spawner = self._spawner
+        assert spawner is not None
+        self._loop.post(lambda: spawner.start(lane))
+
+    # ---- called on the loop's thread ---------------------------------------------------------------------------------
+
+    def _note_spawned(self, lane: Lane, process: Any) -> None:
+        lane.process = process
+        lane.worker_socket.close()
+        self._loop.watch(lane, process.pidfd)
+
+    def _note_thread(self, lane: Lane, process: Any) -> None:
+        lane.process = process
+        self._loop.watch(lane, -1)
+
+    def _note_thread_exit(self, lane: Lane) -> None:
+        if not self._is_closing:
+            self._loop.post(lambda: self._loop.bury(lane))
+
+    def _note_not_spawned(self, lane: Lane, reason: str) -> None:
+        _logger.error("worker %s could not be started: %s", lane.name, reason)
+        self._note_death(lane, 0)
+
+    def _note_finished(self, binding: AsyncBinding) -> None:
+        health = self._health.get(binding.worker_key)
+        if health is not None:
+            with self._lock:
+                health.note_result()
+        if self._relay.is_active:
+            self._relay.put_result(binding)
+        else:
+            binding.complete()
+
+    def _note_death(self, lane: Lane, generation: int) -> None:
+        if self._is_closing:
+            return
+        hung, lane.hung_binding_id = lane.hung_binding_id, 0
+        culprit = hung or generation
+        self._log_death(lane)
+        over = lane.recover(
+            culprit=culprit,
+            reason="probe_timeout" if hung else "worker_died",
+            neighbour_reason="neighbour" if hung else "worker_died",
+        )
+        blamed = lane.bindings.get(culprit) or next((b for b in over if b.binding_id == culprit), None)
+        keys = {blamed.worker_key} if blamed is not None else {b.worker_key for b in lane.bindings.values()}
+        self._suspend_often_dying(lane, keys, over)
+        self._close_unserved(over)
+        self._loop.after(delay_before_restart_s(lane), lambda: self._restart(lane))
+
+    def _log_death(self, lane: Lane) -> None:
+        process = lane.process
+        words = process.read_last_words() if hasattr(process, "read_last_words") else ""
+        _logger.error(
+            "worker %s is gone; its rings are kept for the next one%s", lane.name, f"\n{words}" if words else ""
+        )
+        if hasattr(process, "close"):
+            process.close()
+
+    def _suspend_often_dying(self, lane: Lane, keys: set[bytes], over: list[AsyncBinding]) -> None:
+        now = time.monotonic()
+        for key in keys:
+            with self._lock:
+                is_suspended = self._health.setdefault(key, PointHealth()).note_death(now)
+            if not is_suspended:
+                continue
+            victims = [b for b in list(lane.bindings.values()) if b.worker_key == key]
+            names = {b.plan.point.name for b in [*victims, *over] if b.worker_key == key}
+            _logger.error("point %s is suspended: its workers die too often", ", ".join(sorted(names)) or "?")
+            for victim in victims:
+                lane.forget(victim.binding_id)
+            over.extend(victims)
+
+    def _close_unserved(self, bindings: Sequence[AsyncBinding], reason: str = "") -> None:
+        for binding in bindings:
+            if reason == "suspended":
+                binding.add_reason("worker_died")
+            elif reason:
+                binding.add_reason(reason)
+            binding.keep_answer(None)
+            if self._relay.is_active and not binding.is_abandoned and not self._is_closing:
+                self._relay.put_result(binding)
+            else:
+                binding.complete()
+
+    def _restart(self, lane: Lane) -> None:
+        if self._is_closing or self._spawner is None:
+            return
+        lane.renew()
+        self._spawner.start(lane)
+
+    def _await_exits(self, deadline: float) -> None:
+        poller = select.poll()
+        waiting: dict[int, Any] = {}
+        for lane in self._lanes:
+            pidfd = getattr(lane.process, "pidfd", -1)
+            if pidfd >= 0:
+                poller.register(pidfd, select.POLLIN)
+                waiting[pidfd] = lane.process
+        while waiting and (remaining_s := deadline - time.monotonic()) > 0:
+            for fd, _ in poller.poll(remaining_s * 1000):
+                poller.unregister(fd)
+                waiting.pop(fd, None)
+        for process in waiting.values():
+            process.kill()
+        for process in waiting.values():
+            with suppress(OSError):
+                process.wait(time.monotonic() + 5.0)
+
+
+def _quarter_of_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+def _current_cpu() -> frozenset[int] | None:
+    """The CPU this thread runs on, which workers then leave alone; None where there is no other."""
+    if len(os.sched_getaffinity(0)) < 2:
+        return None
+    try:
+        import ctypes
+
+        cpu = ctypes.CDLL(None, use_errno=True).sched_getcpu()
+    except (OSError, AttributeError):
+        return None
+    return frozenset((cpu,)) if cpu >= 0 else None
