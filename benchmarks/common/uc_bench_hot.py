@@ -1,0 +1,197 @@
+"""Scenarios of the hot path: what a record costs and how far it gets."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+
+import numpy as np
+import uc_bench_probes as probes
+from uc_bench_setup import (
+    HIDDEN_8KIB,
+    context,
+    cpu_us_per_call,
+    make_point,
+    make_router,
+    median_of,
+    record,
+    warm,
+)
+
+from undercurrent.router import OverflowPolicy
+
+
+def route_inline(calls=20000, threads=4):
+    """`route()` to an inline probe that does nothing; one thread, then several."""
+    router = make_router(probes.NoopProbe)
+    ids = [f"r{index}" for index in range(threads)]
+    for request_id in ids:
+        router.register_request(request_id, [make_point("inline", "inline")], context(request_id))
+    tensor = np.zeros(16, dtype=np.float32)
+    records = {request_id: record(request_id, "inline", 1, tensor) for request_id in ids}
+    first = records["r0"]
+    route = router.route
+    one_us = median_of(9, lambda: cpu_us_per_call(lambda: route(first), calls))
+    floor_us = median_of(9, lambda: cpu_us_per_call(lambda: None, calls))
+
+    def run(request_id):
+        mine = records[request_id]
+        for _ in range(calls):
+            route(mine)
+
+    def wall(count):
+        started = time.perf_counter()
+        workers = [threading.Thread(target=run, args=(request_id,)) for request_id in ids[:count]]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return count * calls / (time.perf_counter() - started)
+
+    single = median_of(5, lambda: wall(1))
+    several = median_of(5, lambda: wall(threads))
+    router.shutdown()
+    return {"route_us": one_us - floor_us, "threads_ratio": several / single}
+
+
+def route_async(gap_s=0.0, calls=4000, depth=64, nbytes=8192):
+    """`route()` of 8 KiB to an async probe: back to back, or one record per `gap_s`; the caller's CPU time."""
+    router = make_router(probes.NoopProbe)
+    point = make_point("monitor", depth=depth)
+    ring = [np.random.default_rng(0).random(nbytes // 4, dtype=np.float32) for _ in range(16)]
+    warm(router, [point], ring[0])
+    router.register_request("r", [point], context("r"))
+    records = [record("r", "monitor", index, ring[index % 16]) for index in range(64)]
+    route = router.route
+    for item in records:
+        route(item)
+    costs = []
+    if gap_s == 0.0:
+        for _ in range(max(1, calls // 500)):
+            started = time.thread_time_ns()
+            for index in range(500):
+                route(records[index & 63])
+            costs.append((time.thread_time_ns() - started) / 500)
+    else:
+        empty = statistics.median(_clock_cost() for _ in range(200))
+        for index in range(calls):
+            time.sleep(gap_s)
+            started = time.thread_time_ns()
+            route(records[index & 63])
+            costs.append(time.thread_time_ns() - started - empty)
+    target = np.empty(nbytes // 4, dtype=np.float32)
+    copy_us = median_of(9, lambda: cpu_us_per_call(lambda: np.copyto(target, ring[3]), 2000))
+    router.end_request("r")
+    router.shutdown()
+    return {
+        "route_us": statistics.median(costs) / 1e3,
+        "p99_us": float(np.quantile(costs, 0.99)) / 1e3,
+        "copy_us": copy_us,
+    }
+
+
+def _clock_cost():
+    started = time.thread_time_ns()
+    return time.thread_time_ns() - started
+
+
+def gil(async_probes=1, probe_ms=1.0, step_ms=0.54, steps=60, pairs=20, mode=None):
+    """A host-bound decode loop with and without async probes of pure Python, in alternating pairs."""
+    loops = probes.calibrate_loops(probe_ms / 1e3)
+    step_loops = probes.calibrate_loops(step_ms / 1e3)
+    router = make_router(probes.BusyProbe, mode=mode, loops=loops)
+    points = [make_point(f"p{index}") for index in range(async_probes)]
+    tensor = np.random.default_rng(0).random(HIDDEN_8KIB, dtype=np.float32)
+    warm(router, points, tensor)
+    cpu, wall, p99 = [], [], []
+    for pair in range(pairs):
+        base = _segment(None, (), tensor, steps, step_loops, "")
+        request_id = f"r{pair}"
+        router.register_request(request_id, points, context(request_id))
+        probed = _segment(router, points, tensor, steps, step_loops, request_id)
+        router.end_request(request_id)
+        cpu.append(probed[0] / base[0])
+        wall.append(probed[1] / base[1])
+        p99.append(probed[2] / base[2])
+    router.shutdown()
+    return {
+        "cpu_ratio": statistics.median(cpu),
+        "cpu_interval": interval(cpu),
+        "wall_ratio": statistics.median(wall),
+        "wall_interval": interval(wall),
+        "p99_step_ratio": statistics.median(p99),
+        "pairs": pairs,
+    }
+
+
+def _segment(router, points, tensor, steps, step_loops, request_id):
+    """Runs `steps` decode steps; returns CPU and wall time per step and the slow steps' time."""
+    walls = []
+    step = getattr(router, "step", None)
+    started_cpu = time.thread_time_ns()
+    started = time.perf_counter_ns()
+    last = started
+    for index in range(steps):
+        probes.spin(step_loops)
+        if points:
+            if step is not None:
+                with step():
+                    for point in points:
+                        router.route(record(request_id, point.name, index, tensor))
+            else:
+                for point in points:
+                    router.route(record(request_id, point.name, index, tensor))
+        now = time.perf_counter_ns()
+        walls.append(now - last)
+        last = now
+    return (
+        (time.thread_time_ns() - started_cpu) / steps,
+        (time.perf_counter_ns() - started) / steps,
+        float(np.quantile(walls, 0.99)),
+    )
+
+
+def interval(values):
+    """A 95 % bootstrap interval of the median."""
+    rng = np.random.default_rng(1)
+    medians = np.median(rng.choice(values, size=(2000, len(values))), axis=1)
+    return [float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))]
+
+
+def throughput(records=20000, hidden=4096):
+    """Records per second to a mean probe under `block`, prebuilt records."""
+    router = make_router(probes.MeanProbe, policy=OverflowPolicy.BLOCK)
+    point = make_point("mean", depth=64)
+    tensors = [np.random.default_rng(i).random(hidden, dtype=np.float32) for i in range(16)]
+    warm(router, [point], tensors[0])
+    router.register_request("r", [point], context("r"))
+    prebuilt = [record("r", "mean", index, tensors[index % 16]) for index in range(256)]
+    route = router.route
+    started = time.perf_counter()
+    for index in range(records):
+        route(prebuilt[index & 255])
+    result = router.end_request("r")["mean"]
+    elapsed = time.perf_counter() - started
+    router.shutdown()
+    return {"records_per_s": records / elapsed, "seen": result.verdict}
+
+
+def latency(gap_s=0.001, records=1000):
+    """From making a record to the probe's first line, at one record per `gap_s`."""
+    router = make_router(probes.LatencyProbe)
+    point = make_point("monitor")
+    tensor = np.random.default_rng(0).random(HIDDEN_8KIB, dtype=np.float32)
+    warm(router, [point], tensor)
+    router.register_request("r", [point], context("r"))
+    for index in range(records):
+        if gap_s >= 0.0005:
+            time.sleep(gap_s)
+        else:
+            until = time.perf_counter() + gap_s
+            while time.perf_counter() < until:
+                pass
+        router.route(record("r", "monitor", index, tensor))
+    seen = sorted(router.end_request("r")["monitor"].verdict[5:])
+    router.shutdown()
+    return {"p50_us": seen[len(seen) // 2], "p99_us": seen[len(seen) * 99 // 100]}
