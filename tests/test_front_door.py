@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +46,19 @@ def test_name_that_is_not_there_is_an_attribute_error() -> None:
 
 def test_version_is_that_of_the_installed_package() -> None:
     assert undercurrent.__version__.startswith("0.2.")
+
+
+def test_type_checkers_read_the_names_that_open() -> None:
+    stub = ast.parse(Path(undercurrent.__file__).with_suffix(".pyi").read_text())
+    imported = {
+        alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    listed = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
+
+    assert listed == undercurrent.__all__
+    assert set(imported) | {"__version__"} == set(undercurrent.__all__)
+    for name, room in imported.items():
+        assert getattr(importlib.import_module(str(room)), name) is getattr(undercurrent, name)
 
 
 def test_names_are_those_of_their_rooms() -> None:

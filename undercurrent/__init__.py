@@ -9,52 +9,14 @@ A spec (`load_spec`, `ExtractionPoint`) says which activations are read. A probe
 or in a worker process. A `Router` brings one to the other, and a `LogSink` keeps what probes say. Engines that feed a
 router are in `undercurrent.engines`.
 
-Every name here is loaded from its room when it is first used; importing this package loads nothing else.
+Every name here is loaded from its room when it is first used; importing this package loads nothing else. Type checkers
+read the names in `__init__.pyi`, since an import that stood here would be an import of every room by every other.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from undercurrent.core import (
-        Probe,
-        ProbeAction,
-        ProbeFactory,
-        ProbeResult,
-        ProbeSignal,
-        RequestContext,
-        probe,
-        register_probe,
-    )
-    from undercurrent.engines.base import EngineAdapter
-    from undercurrent.errors import (
-        MissingDependencyError,
-        ProbeNotFoundError,
-        ProbingError,
-        RouterError,
-        SpecValidationError,
-        UndercurrentError,
-    )
-    from undercurrent.router import InMemoryMetricsRegistry, MetricsSink, MetricsSnapshot, RequestHandle, Router
-    from undercurrent.sinks import FileLogSink, LogSink, chain, drop_keys, redact_keys
-    from undercurrent.spec import (
-        ActivationRecord,
-        ExecutionMode,
-        ExtractionPoint,
-        InterventionMode,
-        InterventionPolicy,
-        OverflowPolicy,
-        ProbeKind,
-        ProbeSpec,
-        TensorType,
-        TimeoutAction,
-        load_spec,
-        parse_position,
-    )
-
-    __version__: str
+from typing import Any
 
 __all__ = [
     "ActivationRecord",

@@ -1,0 +1,78 @@
+from undercurrent.core import (
+    Probe,
+    ProbeAction,
+    ProbeFactory,
+    ProbeResult,
+    ProbeSignal,
+    RequestContext,
+    probe,
+    register_probe,
+)
+from undercurrent.engines.base import EngineAdapter
+from undercurrent.errors import (
+    MissingDependencyError,
+    ProbeNotFoundError,
+    ProbingError,
+    RouterError,
+    SpecValidationError,
+    UndercurrentError,
+)
+from undercurrent.router import InMemoryMetricsRegistry, MetricsSink, MetricsSnapshot, RequestHandle, Router
+from undercurrent.sinks import FileLogSink, LogSink, chain, drop_keys, redact_keys
+from undercurrent.spec import (
+    ActivationRecord,
+    ExecutionMode,
+    ExtractionPoint,
+    InterventionMode,
+    InterventionPolicy,
+    OverflowPolicy,
+    ProbeKind,
+    ProbeSpec,
+    TensorType,
+    TimeoutAction,
+    load_spec,
+    parse_position,
+)
+
+__version__: str
+
+__all__ = [
+    "ActivationRecord",
+    "EngineAdapter",
+    "ExecutionMode",
+    "ExtractionPoint",
+    "FileLogSink",
+    "InMemoryMetricsRegistry",
+    "InterventionMode",
+    "InterventionPolicy",
+    "LogSink",
+    "MetricsSink",
+    "MetricsSnapshot",
+    "MissingDependencyError",
+    "OverflowPolicy",
+    "Probe",
+    "ProbeAction",
+    "ProbeFactory",
+    "ProbeKind",
+    "ProbeNotFoundError",
+    "ProbeResult",
+    "ProbeSignal",
+    "ProbeSpec",
+    "ProbingError",
+    "RequestContext",
+    "RequestHandle",
+    "Router",
+    "RouterError",
+    "SpecValidationError",
+    "TensorType",
+    "TimeoutAction",
+    "UndercurrentError",
+    "__version__",
+    "chain",
+    "drop_keys",
+    "load_spec",
+    "parse_position",
+    "probe",
+    "redact_keys",
+    "register_probe",
+]
