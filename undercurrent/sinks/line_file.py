@@ -78,18 +78,21 @@ class LineFile:
         now = time.monotonic()
         if now >= self._checked_until:
             self._follow(now)
-        descriptor = self._descriptor
         if not self._is_regular:
             self._write(lines)
-        elif (start := os.lseek(descriptor, 0, os.SEEK_END)) == self._end:
-            self._write(lines)
-            self._end = start + len(lines)
-        else:
+            return
+        # The common case, in as few calls as it takes: nobody else has written since, and the whole of it fits.
+        descriptor = self._descriptor
+        start = os.lseek(descriptor, 0, os.SEEK_END)
+        if start != self._end:
             if self._is_tail_torn(start):
                 self.torn_tail_count += 1
                 self._write(b"\n")
             self._write(lines)
             self._end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            return
+        self._write(lines)
+        self._end = start + len(lines)
 
     def close(self) -> None:
         """Closes the file; `append` opens it again. Idempotent."""
@@ -101,10 +104,10 @@ class LineFile:
     def _write(self, lines: bytes | bytearray) -> None:
         written = 0
         try:
-            while True:
-                written += os.write(self._descriptor, memoryview(lines)[written:] if written else lines)
-                if written == len(lines):
-                    return
+            written = os.write(self._descriptor, lines)
+            while written < len(lines):
+                # A signal or a full disk cut it short; the next call goes on, or says which.
+                written += os.write(self._descriptor, memoryview(lines)[written:])
         except OSError as error:
             refused = FileSinkError(
                 error.errno, f"{len(lines) - written} bytes were not written to {self._path!r}: {error.strerror}"
