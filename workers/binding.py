@@ -50,6 +50,7 @@ class AsyncBinding:
         self.reasons: list[str] = []
         self._pid = os.getpid()
         self._publish = ring.publish
+        self._publish_opaque = ring.publish_opaque
         self._turn = threading.Lock()  # under `block` one route() at a time waits, the others queue behind it
         self._done = threading.Lock()
         self._done.acquire()
@@ -69,22 +70,25 @@ class AsyncBinding:
 
     def accept(self, record: ActivationRecord) -> None:
         """Copies `record` into the ring, or counts why not; never raises for the ring's sake and never waits."""
-        status = self._try_once(record)
+        try:
+            kind, source = describe(record.tensor)
+        except UnsupportedPayloadError as error:
+            self._log_once("unsupported", str(error))
+            self._accept_slowly(UNSUPPORTED, record)
+            return
+        # Written out instead of calling `_try_once`: this runs once per token and point.
+        publish = self._publish if kind < OPAQUE_KIND_MIN else self._publish_opaque
+        flags = 1 if record.is_generated else 0
+        status = publish(source, kind, record.layer, record.token_pos, flags, record.timestamp)
         if status != OK and status != FULL:
             self._accept_slowly(status, record)
 
     def accept_tensor(self, tensor: Any, layer: int, token_pos: int, *, is_generated: bool, timestamp: float) -> None:
-        """`accept` without a record object around the tensor."""
+        """`accept` of a tensor without a record around it."""
+        point = self.plan.point
         self.accept(
             ActivationRecord(
-                self.plan.request_id,
-                self.plan.point.name,
-                layer,
-                token_pos,
-                self.plan.point.tensor_type,
-                tensor,
-                is_generated,
-                timestamp,
+                self.plan.request_id, point.name, layer, token_pos, point.tensor_type, tensor, is_generated, timestamp
             )
         )
 
@@ -95,7 +99,7 @@ class AsyncBinding:
         except UnsupportedPayloadError as error:
             self._log_once("unsupported", str(error))
             return UNSUPPORTED
-        publish = self._publish if kind < OPAQUE_KIND_MIN else self.ring.publish_opaque
+        publish = self._publish if kind < OPAQUE_KIND_MIN else self._publish_opaque
         return publish(source, kind, record.layer, record.token_pos, 1 if record.is_generated else 0, record.timestamp)
 
     def _accept_slowly(self, status: int, record: ActivationRecord) -> int:
