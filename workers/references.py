@@ -34,10 +34,7 @@ def reference_to(cls: type) -> tuple[str, str] | None:
     module, qualname = cls.__module__, cls.__qualname__
     if module == "__main__" or "<locals>" in qualname:
         return None
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return (module, qualname) if found is cls else None
+    return (module, qualname) if _look_up(sys.modules.get(module), qualname) is cls else None
 
 
 def find_class(module: str, qualname: str, *, is_import_allowed: bool) -> type:
@@ -60,11 +57,17 @@ def find_class(module: str, qualname: str, *, is_import_allowed: bool) -> type:
             found = importlib.import_module(module)
         except Exception as error:
             raise MalformedValueError(f"module `{module}` of a value cannot be imported here: {error}") from error
-    for part in qualname.split(".", _QUALNAME_PARTS_MAX):
-        found = getattr(found, part, None)
+    found = _look_up(found, qualname)
     if not isinstance(found, type):
         raise MalformedValueError(f"a value is of class `{module}.{qualname}`, which does not exist in this process")
     return found
+
+
+def _look_up(holder: Any, qualname: str) -> Any:
+    """Finds a class without `getattr`: modules and classes may run code, or import modules, for a name they lack."""
+    for part in qualname.split(".", _QUALNAME_PARTS_MAX):
+        holder = getattr(holder, "__dict__", {}).get(part)
+    return holder
 
 
 def is_rebuilt_by_fields(cls: type) -> bool:

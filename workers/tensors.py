@@ -104,7 +104,7 @@ def pack_tensor(tensor: torch.Tensor) -> bytes:
         if flat.stride(0) != 1:
             # One element counts as contiguous whatever its stride, but cannot be viewed as bytes.
             flat = flat.clone(memory_format=torch.contiguous_format)
-        raw: Any = flat.view(torch.uint8).numpy()
+        raw: Any = flat.view(torch.uint8).numpy(force=True)
     except Exception as error:
         raise UnsupportedPayloadError(f"the memory of {_describe(tensor)} cannot be read: {error}") from error
     return _encoder.encode((str(plain.dtype).removeprefix("torch."), list(plain.shape), memoryview(raw)))
@@ -139,7 +139,7 @@ def _warn_of_device(device_type: str) -> None:
         return
     _warned_devices.add(device_type)
     _logger.warning(
-        "a record's tensor lies on device %r and is copied to the CPU inside `route()`, which waits for the device; "
-        "copy it once in the engine, with the other rows of its step (said once per device type)",
+        "a tensor that crosses to another process lies on device %r; it is copied to the CPU here, which waits for the "
+        "device: copy it once in the engine, with the other rows of its step (said once per device type)",
         device_type,
     )

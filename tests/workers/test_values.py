@@ -6,6 +6,7 @@ import array
 import datetime
 import struct
 import sys
+import types
 import zoneinfo
 from collections import OrderedDict, deque
 from typing import Any
@@ -365,6 +366,17 @@ def test_a_message_cannot_make_this_process_import_a_module() -> None:
     with pytest.raises(MalformedValueError, match="not imported here"):
         decode_value(extension(codes.DATACLASS, ["this", "Zen", {}]), pickle_allowed=False)
     assert "this" not in sys.modules
+
+
+def test_a_message_cannot_make_a_module_look_for_a_name() -> None:
+    module = types.ModuleType("lazy_module_of_a_test")
+    module.__getattr__ = lambda name: pytest.fail(f"asked for {name}")  # type: ignore[method-assign]
+    sys.modules[module.__name__] = module
+    try:
+        with pytest.raises(MalformedValueError, match="does not exist"):
+            decode_value(extension(codes.DATACLASS, [module.__name__, "Lazy", {}]), pickle_allowed=False)
+    finally:
+        del sys.modules[module.__name__]
 
 
 @given(st.recursive(st.integers() | st.floats(allow_nan=False) | st.booleans(), lambda x: st.lists(x) | st.tuples(x)))
