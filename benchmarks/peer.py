@@ -11,7 +11,8 @@ from pathlib import Path
 from undercurrent.benchmarks.harness import BenchmarkError
 
 PEER = "undercurrent==0.1.0"
-# Its declared dependencies hold torch and transformers, which its router never imports; these are what it and the scenarios do.
+# Its declared dependencies hold torch and transformers, which its router never imports; these are what it and the
+# scenarios do import.
 NEEDS = ("numpy", "packaging", "psutil", "pydantic>=2", "PyYAML")
 INSTALL_S = 600.0
 

@@ -1,0 +1,88 @@
+"""Every scenario runs in a small dose and gives what its rows read; the report shows what was missed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from undercurrent.benchmarks.harness import SCENARIOS, BenchmarkError, Row, Runner, machine_facts, write_json
+from undercurrent.benchmarks.report import markdown_table, print_table
+
+DOSES = {
+    "route_inline": {"calls": 200},
+    "route_async": {"calls": 500},
+    "gil": {"pairs": 1, "steps": 10},
+    "throughput": {"records": 500},
+    "latency": {"records": 50},
+    "burst": {"records": 2000},
+    "registration": {"rounds": 3},
+    "backlog": {"waiting": 4},
+    "live": {"bindings": 5, "idle_s": 0.1},
+    "cold": {},
+    "recovery": {"kills": 1},
+    "memory": {},
+    "file_sink": {"lines": 100},
+}
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner(None, is_quick=True)
+
+
+@pytest.mark.parametrize("scenario", DOSES)
+def test_a_scenario_measures_something(runner: Runner, scenario: str) -> None:
+    measured = runner.ours(scenario, **DOSES[scenario])
+    assert measured
+    assert all(number is not None for number in measured.values())
+
+
+def test_the_burst_is_accounted_for_in_the_result(runner: Runner) -> None:
+    assert runner.ours("burst", records=5000)["is_accounted"]
+
+
+def test_the_ring_is_measured_between_two_processes(runner: Runner) -> None:
+    measured = runner.script(SCENARIOS.with_name("uc_bench_ring.py"), "1000")
+    assert measured["numpy"]["records_per_s"] > 0
+    assert measured["numpy"]["latency_us"]["parked"] > 0
+
+
+def test_a_failing_scenario_says_why(runner: Runner) -> None:
+    with pytest.raises(BenchmarkError, match="KeyError: 'no such scenario'"):
+        runner.ours("no such scenario")
+
+
+def test_without_a_peer_its_column_is_empty(runner: Runner) -> None:
+    assert runner.peer("burst") is None
+
+
+def test_the_report_marks_what_is_missed(tmp_path: Path) -> None:
+    rows = [
+        Row("fast", "us", 1.0, "2", True, peer=4.0),
+        Row("slow", "us", 3.0, "2", False, floor=1.5, floor_name="copy"),
+    ]
+    console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
+    print_table(rows, console)
+    text = console.export_text()
+    assert "missed" in text
+    assert "1.5 us (copy)" in text
+    assert "| fast | 1 us | 2 | ok | 4 us |  |" in markdown_table(rows)
+
+
+def test_the_json_holds_the_machine_s_facts(tmp_path: Path) -> None:
+    write_json([Row("a", "us", 1.0)], tmp_path / "rows.json")
+    document = json.loads((tmp_path / "rows.json").read_text())
+    assert document["machine"]["cpus"] == machine_facts()["cpus"]
+    assert document["rows"][0]["what"] == "a"
+
+
+def test_an_unknown_question_is_refused_with_the_known_ones() -> None:
+    command = [sys.executable, "-P", "-m", "undercurrent.benchmarks", "rout"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'route'" in done.stderr
