@@ -12,7 +12,7 @@ from typing import Any
 
 from undercurrent.core import ProbeResult, ProbeSignal
 from undercurrent.errors import ValuePathError
-from undercurrent.sinks import SignalRecord
+from undercurrent.sinks import ResultRecord, SignalRecord
 from undercurrent.workers import messages as m
 from undercurrent.workers.channel import Channel
 from undercurrent.workers.frames import encode_value
@@ -60,6 +60,7 @@ class Outlets:
                     sequence=int(header["seq"]),
                     layer=int(header["layer"]),
                     position=int(header["token_pos"]),
+                    model=binding.model,
                 )
                 self._guarded(sink, "write_signal_record", record)
             else:
@@ -78,7 +79,11 @@ class Outlets:
     def take_result(self, binding: ServedBinding, result: ProbeResult) -> None:
         """Hands one result to the sinks written here; the engine's sink objects get it with `Finished`."""
         for sink in self._sinks:
-            self._guarded(sink, "write_result", binding.request_id, binding.point.name, result)
+            if hasattr(sink, "write_result_record"):
+                record = ResultRecord(binding.request_id, binding.point.name, result, model=binding.model)
+                self._guarded(sink, "write_result_record", record)
+            else:
+                self._guarded(sink, "write_result", binding.request_id, binding.point.name, result)
 
     def encode_result(self, binding: ServedBinding, result: ProbeResult) -> bytes:
         """Returns the result as bytes; one that cannot cross becomes a result that says so, with its coverage."""
@@ -99,6 +104,7 @@ class Outlets:
         """Writes what the sinks hold back and sends the frames that wait."""
         for sink in self._sinks:
             self._guarded(sink, "flush")
+            self._guarded(sink, "begin_batch")
         self._send_frames()
 
     def push(self, timeout_s: float) -> None:

@@ -67,6 +67,8 @@ class ServedBinding:
         self.ring = ring
         self.context: RequestContext | None = None
         self.start_error: BaseException | None = None
+        self.model: str | None = None
+        """The model's name, where the engine told it."""
         self.is_ending = False
         self.drain_until: float | None = None
         self.activations = 0
@@ -86,6 +88,8 @@ class ServedBinding:
     def start(self, factory: Spawner, context: RequestContext) -> None:
         """Builds the probe and calls its `on_start`; what they raise is kept in `start_error`."""
         self.context = context
+        model = context.prompt_metadata.get("model") if context.prompt_metadata else None
+        self.model = model if isinstance(model, str) else None
         try:
             self._note_call(self.binding_id)
             probe = factory.spawn(self.request_id, self.point.name, **self.point.probe_args)
