@@ -28,6 +28,7 @@ LocalBinding = InlineBinding | SkippedBinding
 
 if TYPE_CHECKING:
     from undercurrent.workers import AsyncBinding
+    from undercurrent.workers.rows import RowTarget
 
     WorkerBinding = AsyncBinding | ForkedBinding
     Binding = LocalBinding | WorkerBinding
@@ -42,7 +43,7 @@ class LiveRequest:
     bindings: dict[str, Binding]
     """By point name, in the order of registration."""
     routes: dict[RouteKey, Dispatch] = field(init=False)
-    row_targets: dict[RouteKey, AsyncBinding] = field(init=False)
+    row_targets: dict[RouteKey, RowTarget] = field(init=False)
     """The routes whose records go to a worker without further ado, so that many can go in one call."""
 
     def __post_init__(self) -> None:
@@ -68,7 +69,10 @@ class LiveRequest:
             keys = [(self.request_id, name, layer, tensor_type) for layer in point.layers]
             self.routes.update(dict.fromkeys(keys, dispatch))
             if not isinstance(binding, LocalBinding | ForkedBinding) and reads_every_record(point):
-                self.row_targets.update(dict.fromkeys(keys, binding))
+                # Imported here, as it needs shared memory; an async binding means that it is loaded already.
+                from undercurrent.workers.rows import RowTarget
+
+                self.row_targets.update(dict.fromkeys(keys, RowTarget.of(binding)))
 
 
 class RequestTable:
@@ -76,7 +80,7 @@ class RequestTable:
 
     def __init__(self) -> None:
         self.routes: dict[RouteKey, Dispatch] = {}
-        self.row_targets: dict[RouteKey, AsyncBinding] = {}
+        self.row_targets: dict[RouteKey, RowTarget] = {}
         self.is_closed = False
         self._lock = threading.Lock()
         self._requests: dict[str, LiveRequest | None] = {}  # guarded by _lock; None: an id that is being registered

@@ -12,7 +12,8 @@ from undercurrent.router.requests import RequestTable, tensor_type_word
 from undercurrent.spec import ActivationRecord, TensorType
 
 if TYPE_CHECKING:
-    from undercurrent.workers.rows import RowOfBinding
+    from undercurrent.workers.lane import Lane
+    from undercurrent.workers.rows import LaneRow
 
 __all__ = ["RowEntry", "RowLike", "RowsError", "route_rows"]
 
@@ -50,54 +51,78 @@ def route_rows(
 ) -> list[ProbeSignal | None]:
     """Routes `rows[entry.row]` for each entry; see `Router.route_rows`.
 
-    What goes to workers goes first and in one call per lane, so that they can begin; then inline probes, in order.
+    What goes to workers goes first and in one call per lane, so that they can begin; then the rest, in order.
     """
     word = tensor_type_word(tensor_type)
     timestamp = time.time()
-    for_workers: list[RowOfBinding] = []
-    for_others: list[tuple[int, Any]] = []
-    row_targets = table.row_targets
+    find_target = table.row_targets.get
+    by_lane: dict[Lane, tuple[list[LaneRow], list[int]]] = {}
+    one_by_one: list[int] = []
     for index, entry in enumerate(entries):
-        target = row_targets.get((entry[0], entry[1], layer, word))
-        if target is None:
-            for_others.append((index, entry))
-        else:
-            for_workers.append((target, _row_of(entry, index), entry[2], entry[3]))
-    if for_workers:
+        request_id, point_name, token_pos, is_generated, row = entry if len(entry) == 5 else (*entry, None)
+        target = find_target((request_id, point_name, layer, word))
+        lane = target[0] if target is not None else None
+        if target is None or lane is None:
+            one_by_one.append(index)
+            continue
+        of_lane = by_lane.get(lane)
+        if of_lane is None:
+            of_lane = by_lane[lane] = ([], [])
+        of_lane[0].append((target[1], index if row is None else row, token_pos, is_generated))
+        of_lane[1].append(index)
+    if by_lane:
         # Imported here, as it needs shared memory; a target means that it is loaded already.
-        from undercurrent.workers.rows import accept_rows
+        from undercurrent.workers.rows import publish_rows
 
-        accept_rows(rows, layer, timestamp, for_workers)
+        for lane, (lane_rows, indices) in by_lane.items():
+            one_by_one += [indices[i] for i in publish_rows(lane, rows, layer, timestamp, lane_rows)]
     signals: list[ProbeSignal | None] = [None] * len(entries)
-    errors: dict[int, Exception] = {}
-    for index, entry in for_others:
-        try:
-            # An inline probe may keep or change its record, so it gets a row of its own.
-            tensor = _own_copy(rows[_row_of(entry, index)])
-            record = ActivationRecord(entry[0], entry[1], layer, entry[2], word, tensor, entry[3], timestamp)
-            signals[index] = table.find_route(record)(record)
-        except Exception as error:
-            errors[index] = error
-    if errors:
-        raise _rows_error(errors, signals)
+    if one_by_one:
+        one_by_one.sort()
+        records = _Records(table, rows, layer, word, timestamp)
+        _route_one_by_one(records, entries, one_by_one, signals)
     return signals
 
 
-def _row_of(entry: RowLike, index: int) -> int:
-    row = entry[4] if len(entry) > 4 else None
-    return index if row is None else row
+class _Records(NamedTuple):
+    """Makes the records of a call for those that take one at a time."""
+
+    table: RequestTable
+    rows: Any
+    layer: int
+    tensor_type: str
+    timestamp: float
+
+    def make(self, entry: RowLike, index: int) -> ActivationRecord:
+        request_id, point_name, token_pos, is_generated, row = entry if len(entry) == 5 else (*entry, None)
+        tensor = self.rows[index if row is None else row]
+        if (request_id, point_name, self.layer, self.tensor_type) not in self.table.row_targets:
+            # An inline probe may keep or change its record; a worker gets a copy in any case.
+            tensor = _own_copy(tensor)
+        return ActivationRecord(
+            request_id, point_name, self.layer, token_pos, self.tensor_type, tensor, is_generated, self.timestamp
+        )
 
 
-def _rows_error(errors: dict[int, Exception], signals: list[ProbeSignal | None]) -> RowsError:
-    first = next(iter(errors.values()))
-    error = RowsError(
-        f"{len(errors)} of {len(signals)} rows failed, the first with {type(first).__name__}: {first}; see "
-        "`errors` and `signals` of this error",
-        signals=signals,
-        errors=errors,
-    )
-    error.__cause__ = first
-    return error
+def _route_one_by_one(
+    records: _Records, entries: Sequence[RowLike], indices: list[int], signals: list[ProbeSignal | None]
+) -> None:
+    """Fills `signals` at `indices`; one entry's error keeps no other from being routed."""
+    errors: dict[int, Exception] = {}
+    for index in indices:
+        try:
+            record = records.make(entries[index], index)
+            signals[index] = records.table.find_route(record)(record)
+        except Exception as error:
+            errors[index] = error
+    if errors:
+        first = next(iter(errors.values()))
+        raise RowsError(
+            f"{len(errors)} of {len(entries)} rows failed, the first with {type(first).__name__}: {first}; see "
+            "`errors` and `signals` of this error",
+            signals=signals,
+            errors=errors,
+        ) from first
 
 
 def _own_copy(row: Any) -> Any:
