@@ -158,7 +158,8 @@ class GenerationSession:
                 " compiled model runs without them: load it uncompiled"
             )
         has_refused_drafts = self._covered > length - 1
-        with self._routing.router.step():
+        # Whatever a probe copies in inference mode could not be written later.
+        with torch.inference_mode(False), torch.no_grad(), self._routing.router.step():
             for forward in forwards:
                 for key in self.keys:
                     self._route_tensor(forward, key, length - 1 if has_refused_drafts else None)

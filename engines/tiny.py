@@ -28,7 +28,8 @@ _LLAMA_LIKE = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "tie_word_embeddings": True,
+    # With shared embeddings, random weights repeat the last token for ever.
+    "tie_word_embeddings": False,
 }
 
 TINY_ARCHITECTURES = ("llama", "gpt2", "gemma3_text", "qwen2", "qwen3")
@@ -85,6 +86,7 @@ def _settings(architecture: str, layer_count: int, hidden_size: int) -> dict[str
             "n_embd": hidden_size,
             "n_layer": layer_count,
             "n_head": 4,
+            "tie_word_embeddings": False,
             "pad_token_id": 0,
             "bos_token_id": 1,
             "eos_token_id": 2,
