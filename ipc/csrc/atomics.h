@@ -4,7 +4,7 @@
  *
  * Three stores can be weakened at compile time. They are planted errors: a check that does not
  * fail with them compiled in has no teeth.
- *   UC_PLANT_PUBLISH_RELAXED  the swap that publishes a record is relaxed
+ *   UC_PLANT_PUBLISH_RELAXED  the store or swap that publishes a record is relaxed
  *   UC_PLANT_TAKE_RELAXED     the swap that takes a record is relaxed
  *   UC_PLANT_NO_PARK_FENCE    the fences between "I sleep" and the last look are gone
  */
@@ -35,17 +35,15 @@ extern void uc_step(const char *label);
     atomic_exchange_explicit((word), (value), memory_order_acq_rel)
 #define uc_fetch_add_release(word, value) \
     atomic_fetch_add_explicit((word), (value), memory_order_release)
-#define uc_fetch_or_release(word, bits) \
-    atomic_fetch_or_explicit((word), (bits), memory_order_release)
-#define uc_fetch_and_acquire(word, bits) \
-    atomic_fetch_and_explicit((word), (bits), memory_order_acquire)
 
 #ifdef UC_PLANT_PUBLISH_RELAXED
 #define UC_ORDER_PUBLISH memory_order_relaxed
 #define UC_ORDER_PUBLISH_FAILED memory_order_relaxed
+#define UC_ORDER_PUBLISH_STORE memory_order_relaxed
 #else
 #define UC_ORDER_PUBLISH memory_order_acq_rel
 #define UC_ORDER_PUBLISH_FAILED memory_order_acquire
+#define UC_ORDER_PUBLISH_STORE memory_order_release
 #endif
 #ifdef UC_PLANT_TAKE_RELAXED
 #define UC_ORDER_TAKE memory_order_relaxed
@@ -59,6 +57,13 @@ static inline bool uc_cas_publish(_Atomic uint64_t *word, uint64_t *expected, ui
 {
     return atomic_compare_exchange_strong_explicit(word, expected, desired, UC_ORDER_PUBLISH,
                                                    UC_ORDER_PUBLISH_FAILED);
+}
+
+/* The producer's store into a free word, which nobody else writes. A locked operation there would
+ * wait until the streaming stores before it have drained, four times as long as the copy. */
+static inline void uc_store_publish(_Atomic uint64_t *word, uint64_t value)
+{
+    atomic_store_explicit(word, value, UC_ORDER_PUBLISH_STORE);
 }
 
 /* The consumer's swap. Acquire: the bytes of the slot it takes are whole. Release: its reads of
@@ -81,7 +86,7 @@ static inline void uc_fence_seq_cst(void)
 #endif
 }
 
-/* The fences of the sleep handshakes (doorbell and room): one on each side. */
+/* The symmetric fences of a sleep handshake (mail, interruption, room): one on each side. */
 static inline void uc_fence_park(void)
 {
 #ifndef UC_PLANT_NO_PARK_FENCE
@@ -89,6 +94,17 @@ static inline void uc_fence_park(void)
 #else
     atomic_signal_fence(memory_order_seq_cst);
 #endif
+}
+
+/* The asymmetric fence of the doorbell, light side: a store of ours, then a load of `sleep`. Where
+ * the process is registered, the consumer's membarrier(2) makes every processor that runs one of
+ * its threads execute a full barrier, so that none is needed here but the compiler's. */
+static inline void uc_fence_light(bool is_registered)
+{
+    if (is_registered)
+        atomic_signal_fence(memory_order_seq_cst);
+    else
+        uc_fence_seq_cst();
 }
 
 /* Orders what was read before against a later swap (copying take), and the producer's earlier
@@ -104,6 +120,18 @@ static inline void uc_fence_release(void)
 {
 #ifndef __SANITIZE_THREAD__
     atomic_thread_fence(memory_order_release);
+#endif
+}
+
+/* Fetches a line for writing. A word that the other side wrote last costs one transfer then, which
+ * goes on beside the copy, and not one to read it and another to own it. The compiler's builtin
+ * means prefetchw only where that is enabled; every x86-64 executes it, or skips it. */
+static inline void uc_prefetch_write(const volatile void *line)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" ::"m"(*(const volatile char *)line));
+#else
+    __builtin_prefetch((const void *)line, 1);
 #endif
 }
 

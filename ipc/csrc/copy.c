@@ -50,9 +50,9 @@ static void fill_streaming(uint8_t *slot, const uc_slot_header_t *header, const 
 
 #endif
 
-void uc_slot_fill(uint8_t *slot, const uc_slot_header_t *header, const void *source)
+void uc_slot_fill(uint8_t *slot, const uc_slot_header_t *header, const void *source, bool is_cached)
 {
-    if (header->length >= UC_STREAM_BYTES_MIN && has_streaming()) {
+    if (header->length >= UC_STREAM_BYTES_MIN && !is_cached && has_streaming()) {
         fill_streaming(slot, header, source);
         return;
     }

@@ -9,6 +9,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #define UC_NAP_NS 200000ull
 #define UC_ACTIVE_NS 20000000ull /* naps instead of parking while something came this lately */
 #define UC_PARK_NS 1000000000ull
+#define UC_BARE_PARK_NS 10000000ull /* without membarrier a wake may be missed: look again soon */
 #define UC_ROOM_SPIN_NS 10000ull
 
 uint64_t uc_monotonic_ns(void)
@@ -43,20 +45,21 @@ static void futex_wake_all(_Atomic uint32_t *word)
 
 /* ---- producer ---------------------------------------------------------------------------------- */
 
-/* Wait-free. Producer's thread. */
+bool uc_fence_register(void)
+{
+    return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0u, 0) == 0;
+}
+
+/* Wait-free. Producer's thread. Each ring has a tick that only the producer's process writes and
+ * nobody clears, so no handshake is needed: a consumer that saw the tick before sees it grow.
+ * 2^32 publications between two looks would hide one until the next. */
 void uc_doorbell_announce(const uc_lane_t *lane, uint32_t ring_index)
 {
-    _Atomic uint64_t *word = &uc_lane_ready(lane)[ring_index / 64];
-    uint64_t bit = 1ull << ring_index % 64;
+    _Atomic uint32_t *tick = &uc_lane_ticks(lane)[ring_index];
     UC_STEP("announce.begin");
-    /* SYNC ready: the entry is visible before the bit is looked at; pairs with the fence in
-     * uc_doorbell_collect. Without it both sides could miss each other: we see the old bit, the
-     * consumer the old entry. */
-    uc_fence_park();
-    if ((uc_load_relaxed(word) & bit) == 0)
-        (void)uc_fetch_or_release(word,
-                                  bit); /* SYNC ready-bit: pairs with the acquire of collect */
-    UC_STEP("announce.marked");
+    /* SYNC tick: entry and state come first; pairs with the acquire in collect. */
+    uc_store_release(tick, uc_load_relaxed(tick) + 1u);
+    UC_STEP("announce.ticked");
 }
 
 /* Wait-free but for one system call when the consumer is parked. Any thread of the producer's
@@ -65,9 +68,9 @@ bool uc_doorbell_wake(const uc_lane_t *lane)
 {
     uc_doorbell_t *doorbell = uc_lane_doorbell(lane);
     UC_STEP("wake.begin");
-    /* SYNC sleep: the bit or mail is visible before sleep is looked at; pairs with the fence in
-     * uc_doorbell_wait between storing UC_PARKED and the last look. */
-    uc_fence_park();
+    /* SYNC sleep: the tick is visible before sleep is looked at; pairs with the heavy fence in
+     * sleep_once between storing UC_PARKED and the last look. */
+    uc_fence_light(lane->has_barrier);
     if (uc_load_relaxed(&doorbell->sleep) != UC_PARKED)
         return false;
     if (uc_exchange_acq_rel(&doorbell->sleep, UC_AWAKE) != UC_PARKED)
@@ -81,43 +84,55 @@ bool uc_doorbell_wake(const uc_lane_t *lane)
 void uc_doorbell_mail(const uc_lane_t *lane)
 {
     uc_fetch_add_release(&uc_lane_doorbell(lane)->mail, 1u); /* SYNC mail */
+    uc_fence_park(); /* SYNC sleep: also when the kernel has no barrier for the light fence */
     (void)uc_doorbell_wake(lane);
 }
 
 /* ---- consumer ---------------------------------------------------------------------------------- */
 
-/* Wait-free. Worker's thread. */
-uint64_t uc_doorbell_collect(const uc_lane_t *lane, uint32_t word_index)
+static uint32_t ring_limit(const uc_lane_t *lane, const uc_sleeper_t *sleeper)
 {
-    _Atomic uint64_t *word = &uc_lane_ready(lane)[word_index];
-    if (uc_load_relaxed(word) == 0)
+    uint32_t capacity = lane->geometry.ring_capacity;
+    return sleeper->ring_limit < capacity ? sleeper->ring_limit : capacity;
+}
+
+/* Wait-free, bounded by 64 rings. Worker's thread. */
+uint64_t uc_doorbell_collect(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint32_t word_index)
+{
+    uint32_t limit = ring_limit(lane, sleeper);
+    uint32_t first = word_index * 64u;
+    if (first >= limit)
         return 0;
-    uint64_t bits = uc_fetch_and_acquire(word, 0); /* SYNC ready-bit */
-    uc_fence_park();                               /* SYNC ready */
-    return bits;
-}
-
-void uc_doorbell_mark(const uc_lane_t *lane, uint32_t ring_index)
-{
-    (void)uc_fetch_or_release(&uc_lane_ready(lane)[ring_index / 64], 1ull << ring_index % 64);
-}
-
-static bool has_ready_ring(const uc_lane_t *lane, uint32_t ring_limit)
-{
-    if (ring_limit > lane->geometry.ring_capacity)
-        ring_limit = lane->geometry.ring_capacity;
-    for (uint32_t first = 0; first < ring_limit; first += 64) {
-        uint64_t mask = ring_limit - first >= 64 ? UINT64_MAX : (1ull << (ring_limit - first)) - 1;
-        if ((uc_load_relaxed(&uc_lane_ready(lane)[first / 64]) & mask) != 0)
-            return true;
+    uint64_t ready = sleeper->pending[word_index];
+    sleeper->pending[word_index] = 0;
+    for (uint32_t i = first; i < limit && i < first + 64u; i++) {
+        uint32_t tick = uc_load_acquire(&uc_lane_ticks(lane)[i]); /* SYNC tick */
+        ready |= (uint64_t)(tick != sleeper->seen[i]) << (i - first);
+        sleeper->seen[i] = tick;
     }
-    return false;
+    return ready;
+}
+
+void uc_doorbell_mark(uc_sleeper_t *sleeper, uint32_t ring_index)
+{
+    sleeper->pending[ring_index / 64u] |= 1ull << ring_index % 64u;
+}
+
+static bool has_ready_ring(const uc_lane_t *lane, const uc_sleeper_t *sleeper)
+{
+    uint32_t limit = ring_limit(lane, sleeper);
+    uint32_t difference = 0;
+    for (uint32_t i = 0; i < limit; i++)
+        difference |= uc_load_relaxed(&uc_lane_ticks(lane)[i]) ^ sleeper->seen[i];
+    for (uint32_t word = 0; word * 64u < limit && difference == 0; word++)
+        difference |= sleeper->pending[word] != 0;
+    return difference != 0;
 }
 
 /* UC_OK, UC_INTERRUPTED, or UC_EMPTY. */
 static uc_status_t look(const uc_lane_t *lane, uc_sleeper_t *sleeper)
 {
-    bool is_ready = has_ready_ring(lane, sleeper->ring_limit);
+    bool is_ready = has_ready_ring(lane, sleeper);
     uint32_t mail = uc_load_acquire(&uc_lane_doorbell(lane)->mail); /* SYNC mail */
     if (mail != sleeper->mail_seen) {
         sleeper->mail_seen = mail;
@@ -131,14 +146,32 @@ static uc_status_t look(const uc_lane_t *lane, uc_sleeper_t *sleeper)
     return UC_EMPTY;
 }
 
-/* Announces the sleep, looks a last time, sleeps. The answer is that of the last look. */
+/* The heavy side of the asymmetric fence: a full barrier on every processor that runs a thread of a
+ * registered process, then one here. An interrupt to the engine's processor, so only before
+ * parking. Whether every producer saw it; if not, the sleep must be short. */
+static bool fence_heavy(void)
+{
+#ifdef UC_PLANT_NO_PARK_FENCE
+    return true;
+#else
+    bool is_done = syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0u, 0) == 0;
+    uc_fence_seq_cst();
+    return is_done;
+#endif
+}
+
+/* Announces the sleep, looks a last time, sleeps. The answer is that of the last look. A nap ends
+ * by its timer, so no producer looks for it, and only the interrupter's fence is answered. */
 static uc_status_t sleep_once(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint32_t depth,
                               uint64_t duration_ns)
 {
     _Atomic uint32_t *sleep = &uc_lane_doorbell(lane)->sleep;
     uc_store_relaxed(sleep, depth);
     UC_STEP(depth == UC_PARKED ? "sleep.parked" : "sleep.napping");
-    uc_fence_park(); /* SYNC sleep */
+    if (depth != UC_PARKED)
+        uc_fence_park(); /* SYNC sleep */
+    else if (!fence_heavy() && duration_ns > UC_BARE_PARK_NS) /* SYNC sleep */
+        duration_ns = UC_BARE_PARK_NS;
     uc_status_t status = look(lane, sleeper);
     if (status == UC_EMPTY)
         futex_wait(sleep, depth, duration_ns);

@@ -39,9 +39,9 @@ uc_status_t uc_geometry_measure(uint32_t ring_capacity, uint64_t entry_count,
         .ring_capacity = ring_capacity,
         .block_count = (uint32_t)(payload_bytes / UC_BLOCK_BYTES),
         .doorbell_offset = UC_HEADER_BYTES,
-        .ready_offset = UC_HEADER_BYTES + sizeof(uc_doorbell_t),
+        .ticks_offset = UC_HEADER_BYTES + sizeof(uc_doorbell_t),
     };
-    uint64_t end = geometry.ready_offset + ring_capacity / 8u;
+    uint64_t end = geometry.ticks_offset + (uint64_t)ring_capacity * 4u;
     geometry.hands_offset = round_up(end, UC_LINE_BYTES);
     end = geometry.hands_offset + UC_CLASS_COUNT * sizeof(uc_hand_row_t);
     geometry.blocks_offset = round_up(end, UC_LINE_BYTES);
@@ -72,7 +72,7 @@ void uc_geometry_format(const uc_geometry_t *geometry, uint64_t creator_pid, uin
         .block_count = geometry->block_count,
         .class_count = UC_CLASS_COUNT,
         .doorbell_offset = geometry->doorbell_offset,
-        .ready_offset = geometry->ready_offset,
+        .ticks_offset = geometry->ticks_offset,
         .hands_offset = geometry->hands_offset,
         .blocks_offset = geometry->blocks_offset,
         .rings_offset = geometry->rings_offset,
@@ -92,7 +92,7 @@ static bool geometry_equals_header(const uc_geometry_t *geometry, const uc_contr
     return header->control_bytes == geometry->control_bytes
            && header->block_count == geometry->block_count
            && header->doorbell_offset == geometry->doorbell_offset
-           && header->ready_offset == geometry->ready_offset
+           && header->ticks_offset == geometry->ticks_offset
            && header->hands_offset == geometry->hands_offset
            && header->blocks_offset == geometry->blocks_offset
            && header->rings_offset == geometry->rings_offset

@@ -4,7 +4,7 @@
  * together. Everything here is little-endian (see UC_BYTE_ORDER); every offset is from the start
  * of its memfd. A lane has two memfds:
  *
- *   control   header | doorbell | ready bitmap | hand table | block table | ring blocks | entries
+ *   control   header | doorbell | ticks | hand table | block table | ring blocks | entries
  *   payload   blocks of 1 MiB, cut into slots; written by the producer, read-only for the consumer
  *
  * Nothing in this file touches shared memory except through values its caller loaded.
@@ -179,7 +179,7 @@ typedef struct {
     uint32_t block_count; /*  48 payload_bytes / block_bytes */
     uint32_t class_count; /*  52 UC_CLASS_COUNT */
     uint64_t doorbell_offset; /*  56 uc_doorbell_t */
-    uint64_t ready_offset; /*  64 u64[ring_capacity / 64] */
+    uint64_t ticks_offset; /*  64 u32[ring_capacity]: see doorbell.c */
     uint64_t hands_offset; /*  72 uc_hand_row_t[class_count] */
     uint64_t blocks_offset; /*  80 u32[block_count] */
     uint64_t rings_offset; /*  88 uc_ring_block_t[ring_capacity] */
@@ -309,7 +309,7 @@ typedef struct {
     uint64_t control_bytes;
     uint64_t payload_bytes;
     uint64_t doorbell_offset;
-    uint64_t ready_offset;
+    uint64_t ticks_offset;
     uint64_t hands_offset;
     uint64_t blocks_offset;
     uint64_t rings_offset;

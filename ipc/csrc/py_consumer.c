@@ -32,6 +32,13 @@ static PyObject *lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF((PyObject *)self);
         return NULL;
     }
+    uint32_t ring_capacity = mapping->lane.geometry.ring_capacity;
+    self->sleeper.seen = calloc(ring_capacity, sizeof *self->sleeper.seen);
+    self->sleeper.pending = calloc(ring_capacity / 64u, sizeof *self->sleeper.pending);
+    if (self->sleeper.seen == NULL || self->sleeper.pending == NULL) {
+        Py_DECREF((PyObject *)self);
+        return PyErr_NoMemory();
+    }
     const uc_doorbell_t *doorbell = uc_lane_doorbell(&mapping->lane);
     self->epoch = uc_load_acquire(&doorbell->epoch); /* SYNC epoch: the hands dealt for it */
     return (PyObject *)self;
@@ -46,7 +53,10 @@ static int lane_traverse(PyObject *op, visitproc visit, void *arg)
 static void lane_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);
-    uc_mapping_close(&((uc_consumer_lane_t *)op)->mapping);
+    uc_consumer_lane_t *self = (uc_consumer_lane_t *)op;
+    uc_mapping_close(&self->mapping);
+    free(self->sleeper.seen);
+    free(self->sleeper.pending);
     uc_free_object(op);
 }
 
@@ -106,7 +116,9 @@ static PyObject *lane_take_ready(PyObject *op, PyObject *ignored)
         return raise_closed(self);
     PyObject *list = PyList_New(0);
     for (uint32_t word = 0; list != NULL && word * 64u < self->sleeper.ring_limit; word++)
-        if (append_bits(list, uc_doorbell_collect(&self->mapping.lane, word), word * 64u) != 0)
+        if (append_bits(list, uc_doorbell_collect(&self->mapping.lane, &self->sleeper, word),
+                        word * 64u)
+            != 0)
             Py_CLEAR(list);
     return list;
 }
@@ -122,8 +134,7 @@ static PyObject *lane_mark_ready(PyObject *op, PyObject *argument)
                      self->mapping.lane.geometry.ring_capacity);
         return NULL;
     }
-    if (self->mapping.is_open)
-        uc_doorbell_mark(&self->mapping.lane, (uint32_t)index);
+    uc_doorbell_mark(&self->sleeper, (uint32_t)index);
     Py_RETURN_NONE;
 }
 
@@ -152,6 +163,9 @@ static PyObject *lane_set_producer_gone(PyObject *op, PyObject *ignored)
     (void)ignored;
     uc_consumer_lane_t *self = (uc_consumer_lane_t *)op;
     self->producer_is_gone = true;
+    /* It may have died between its last record and the tick: every ring has news now. */
+    for (uint32_t i = 0; i < self->sleeper.ring_limit; i++)
+        uc_doorbell_mark(&self->sleeper, i);
     Py_RETURN_NONE;
 }
 
@@ -274,9 +288,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->ring = ring;
     if (lane->sleeper.ring_limit <= ring_index)
         lane->sleeper.ring_limit = ring_index + 1;
-    /* What was published before the attachment set a bit that nobody looked at, or a predecessor
-     * took the bit along. */
-    uc_doorbell_mark(&lane->mapping.lane, ring_index);
+    /* What was published before the attachment was collected by nobody, or by a predecessor. */
+    uc_doorbell_mark(&lane->sleeper, ring_index);
     return (PyObject *)self;
 }
 
@@ -389,7 +402,7 @@ static PyObject *ring_take(PyObject *op, PyObject *argument)
     if (status == UC_END_OF_STREAM)
         self->is_at_end = true;
     if (status == UC_TIMEOUT || status == UC_NO_HAND)
-        uc_doorbell_mark(&self->lane->mapping.lane, self->ring.ring_index);
+        uc_doorbell_mark(&self->lane->sleeper, self->ring.ring_index);
     if (batch->count > 0) {
         batch->ring = (uc_consumer_ring_t *)Py_NewRef(op);
         self->in_hand += batch->count;

@@ -108,6 +108,7 @@ static PyObject *lane_format(PyObject *op, PyObject *args)
         uc_mapping_close(&mapping);
         return PyErr_NoMemory();
     }
+    mapping.lane.has_barrier = uc_fence_register();
     uc_geometry_format(&mapping.lane.geometry, pid, start, (const uint8_t *)lane_id,
                        mapping.lane.control);
     self->mapping = mapping;

@@ -145,6 +145,7 @@ uc_status_t uc_producer_replace_hand(uc_producer_t *ring, uint32_t slot, uint32_
     *ret_slot = ring->hand;
     ring->hand = slot;
     ring->hand_bytes = uc_class_bytes(class_index);
+    ring->hand_is_ours = false;
     return UC_OK;
 }
 
@@ -157,46 +158,66 @@ static uc_status_t refuse_full(uc_producer_t *ring)
     return UC_FULL;
 }
 
-/* Swaps the filled hand with the word at the tail. The only other writer of that word is the
- * consumer, once, from FULL to free: a first failure is that take, a second one nonsense. */
-static uc_status_t swap_hand(uc_producer_t *ring, uint64_t word, uint64_t *ret_replaced)
+uc_status_t uc_producer_room(uc_producer_t *ring)
+{
+    if (ring->state != UC_RING_OPEN)
+        return closed_or_corrupt(ring);
+    uint64_t word = uc_load_acquire(entry_at(ring, ring->index)); /* SYNC entry */
+    if (uc_entry_distance(word, ring->tail) != -(int64_t)ring->queue_depth)
+        return corrupt(ring);
+    return (word & UC_ENTRY_FULL) != 0 ? UC_FULL : UC_OK;
+}
+
+/* Puts the filled hand where the word at the tail was. A free word has no other writer, so a store
+ * does; a full one may be taken meanwhile, so it is swapped. A swap that fails can only have met
+ * that take: then the word is free. Anything else is nonsense. */
+static uc_status_t swap_hand(uc_producer_t *ring, uint64_t *ret_replaced, uint32_t *ret_class)
 {
     _Atomic uint64_t *entry = entry_at(ring, ring->index);
+    /* SYNC entry: receives a slot whose last reads are over; pairs with the release of the
+     * consumer's swap in uc_consumer_take. */
+    uint64_t word = uc_load_acquire(entry);
     for (int attempt = 0; attempt < 2; attempt++) {
+        bool is_full = (word & UC_ENTRY_FULL) != 0;
+        uint32_t class_index = uc_lane_slot_class(ring->lane, uc_entry_slot(word));
         if (uc_entry_distance(word, ring->tail) != -(int64_t)ring->queue_depth
-            || uc_lane_slot_class(ring->lane, uc_entry_slot(word)) == UC_CLASS_COUNT
-            || (attempt == 1 && (word & UC_ENTRY_FULL) != 0))
+            || class_index == UC_CLASS_COUNT || (attempt == 1 && is_full))
             return UC_CORRUPT;
-        uint64_t bits = UC_ENTRY_FULL | ((word & UC_ENTRY_FULL) != 0 ? UC_ENTRY_EVICTED : 0);
-        /* SYNC entry: publishes the slot's bytes (release; pairs with the acquire of the load and
-         * the swap in uc_consumer_take) and receives a slot whose last reads are over (acquire;
-         * pairs with the release of the consumer's swap). */
-        if (uc_cas_publish(entry, &word, uc_entry_pack(ring->tail, bits, ring->hand))) {
-            *ret_replaced = word;
-            return UC_OK;
-        }
+        uint64_t bits = UC_ENTRY_FULL | (is_full ? UC_ENTRY_EVICTED : 0);
+        uint64_t record = uc_entry_pack(ring->tail, bits, ring->hand);
+        /* SYNC entry: publishes the slot's bytes; pairs with the acquire of the load and the swap
+         * in uc_consumer_take. */
+        if (!is_full)
+            uc_store_publish(entry, record);
+        else if (!uc_cas_publish(entry, &word, record))
+            continue;
+        *ret_replaced = word;
+        *ret_class = class_index;
+        return UC_OK;
     }
     return UC_CORRUPT;
 }
 
 /* Wait-free; engine's thread. Effects on shared memory, in order:
  *   1. the hand's slot: header and payload (streaming stores, then sfence)
- *   2. entry[tail % depth]: swapped, release and acquire: here the record is published, and under
- *      drop_oldest on a full ring the oldest dropped, in one atomic step
+ *   2. entry[tail % depth]: stored if free, swapped if full: here the record is published, and
+ *      under drop_oldest on a full ring the oldest dropped, in one atomic step
  *   3. progress: dropped_oldest and the new tail in one store
  *   4. tail: where the next consumer begins to look
- * A kill after 2 and before 3 leaves EVICTED in the entry at progress' tail: uc_ring_count sees a
+ * uc_doorbell_announce follows. A kill after 2 and before 3 leaves EVICTED in the entry at progress' tail: uc_ring_count sees a
  * record more, and the drop it brought. */
 uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, const void *source)
 {
     if (ring->state != UC_RING_OPEN)
         return closed_or_corrupt(ring);
     UC_STEP("publish.begin");
-    uint64_t word = uc_load_relaxed(entry_at(ring, ring->index)); /* the swap acquires */
-    if (uc_entry_distance(word, ring->tail) != -(int64_t)ring->queue_depth)
-        return corrupt(ring);
-    if ((word & UC_ENTRY_FULL) != 0 && ring->policy != UC_DROP_OLDEST)
-        return refuse_full(ring);
+    uc_prefetch_write(entry_at(ring, ring->index));
+    /* drop_oldest takes the word as it is after the copy; the others look before they copy. */
+    if (ring->policy != UC_DROP_OLDEST) {
+        uc_status_t status = uc_producer_room(ring);
+        if (status != UC_OK)
+            return status == UC_FULL ? refuse_full(ring) : status;
+    }
     if (header->length > ring->lane->geometry.record_bytes_max)
         return UC_TOO_LARGE;
     if ((uint64_t)header->length + UC_SLOT_HEADER_BYTES > ring->hand_bytes)
@@ -206,35 +227,27 @@ uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, c
     /* SYNC reuse: the swap that gave us this slot comes before its new bytes; pairs with the
      * acquire fence in uc_consumer_take_copy. */
     uc_fence_release();
-    uc_slot_fill(uc_lane_slot(ring->lane, ring->hand), header, source);
+    uc_slot_fill(uc_lane_slot(ring->lane, ring->hand), header, source, ring->hand_is_ours);
     UC_STEP("publish.filled");
     uint64_t replaced;
-    if (swap_hand(ring, word, &replaced) != UC_OK)
+    uint32_t class_index;
+    if (swap_hand(ring, &replaced, &class_index) != UC_OK)
         return corrupt(ring);
     UC_STEP("publish.swapped");
     ring->hand = uc_entry_slot(replaced);
-    ring->hand_bytes = uc_class_bytes(uc_lane_slot_class(ring->lane, ring->hand));
-    if ((replaced & UC_ENTRY_FULL) != 0)
+    ring->hand_bytes = uc_class_bytes(class_index);
+    ring->hand_is_ours = (replaced & UC_ENTRY_FULL) != 0;
+    if (ring->hand_is_ours)
         ring->dropped_oldest = (ring->dropped_oldest + 1) & UC_DROPPED_OLDEST_MASK;
     ring->tail++;
     ring->index = ring->index + 1 == ring->queue_depth ? 0 : ring->index + 1;
     /* SYNC progress: pairs with the acquire in uc_ring_count. */
     uc_store_release(&ring->block->progress, uc_progress_pack(ring->dropped_oldest, ring->tail));
     UC_STEP("publish.progress");
-    uc_store_release(&ring->block->tail,
-                     ring->tail); /* SYNC tail: entry first; uc_consumer_attach */
+    /* SYNC tail: the entry comes first; pairs with the acquire in uc_consumer_attach. */
+    uc_store_release(&ring->block->tail, ring->tail);
     UC_STEP("publish.tail");
     return UC_OK;
-}
-
-uc_status_t uc_producer_room(uc_producer_t *ring)
-{
-    if (ring->state != UC_RING_OPEN)
-        return closed_or_corrupt(ring);
-    uint64_t word = uc_load_acquire(entry_at(ring, ring->index)); /* SYNC entry */
-    if (uc_entry_distance(word, ring->tail) != -(int64_t)ring->queue_depth)
-        return corrupt(ring);
-    return (word & UC_ENTRY_FULL) != 0 ? UC_FULL : UC_OK;
 }
 
 void uc_producer_refuse(uc_producer_t *ring, uc_refusal_t refusal)

@@ -22,7 +22,7 @@
  *   take      "take.begin" "take.swapped" "take.end"; copying take "take.copied"
  *   consume   "consume.begin" "consume.stored"
  *   close     "close.begin" "close.stored"
- *   announce  "announce.begin" "announce.marked"; wake "wake.begin" "wake.exchanged" "wake.done"
+ *   announce  "announce.begin" "announce.ticked"; wake "wake.begin" "wake.exchanged" "wake.done"
  *   sleep     "sleep.napping" "sleep.parked" "sleep.awake"
  *   room      "room.waiting" "room.slept" "room.begin" "room.grown" "room.woken"
  *   open      "open.geometry" "open.entries" "open.stored"; install "install.entry"
@@ -43,6 +43,7 @@ typedef struct {
     uint8_t *control;
     uint8_t *payload;
     uint32_t *blocks;
+    bool has_barrier; /* producer: uc_fence_register succeeded in this process */
     uc_geometry_t geometry;
 } uc_lane_t;
 
@@ -51,9 +52,9 @@ static inline uc_doorbell_t *uc_lane_doorbell(const uc_lane_t *lane)
     return (uc_doorbell_t *)(void *)(lane->control + lane->geometry.doorbell_offset);
 }
 
-static inline _Atomic uint64_t *uc_lane_ready(const uc_lane_t *lane)
+static inline _Atomic uint32_t *uc_lane_ticks(const uc_lane_t *lane)
 {
-    return (_Atomic uint64_t *)(void *)(lane->control + lane->geometry.ready_offset);
+    return (_Atomic uint32_t *)(void *)(lane->control + lane->geometry.ticks_offset);
 }
 
 static inline uc_hand_row_t *uc_lane_hands(const uc_lane_t *lane)
@@ -155,6 +156,7 @@ typedef struct {
     uint32_t hand;           /* the slot to fill next, UC_SLOT_NONE before the first record */
     uint32_t hand_bytes;     /* its size with header; 0 for UC_SLOT_NONE */
     uint32_t state;          /* UC_RING_OPEN, UC_RING_CLOSED, UC_RING_CORRUPT */
+    bool hand_is_ours;       /* the slot in hand was dropped unread: its lines are still here */
 } uc_producer_t;
 
 /* Writes geometry and entry words (free, without slots), then opens the ring. start >= queue_depth.
@@ -269,26 +271,37 @@ void uc_consumer_detach(uc_consumer_t *ring);
 
 /* ---- copying (copy.c) ---------------------------------------------------------------------------- */
 
-/* From this many payload bytes on, slots are written with streaming stores where the processor has
- * them (x86-64 with AVX2): lines that sit in the consumer's cache need not be won back first. */
+/* From this many payload bytes on, a slot that comes from the consumer is written with streaming
+ * stores where the processor has them (x86-64 with AVX2): its lines sit in the consumer's cache and
+ * need not be won back first. A slot that was dropped unread is still in this core's cache, where
+ * plain stores are four times cheaper. */
 #define UC_STREAM_BYTES_MIN 1536u
 
 /* Writes header and payload into a slot. On return every store is ordered before the caller's
  * next store: streaming stores are followed by sfence in the same function, since a release store
  * does not order them (Intel SDM vol. 1, 10.4.6.2). */
-void uc_slot_fill(uint8_t *slot, const uc_slot_header_t *header, const void *source);
+void uc_slot_fill(uint8_t *slot, const uc_slot_header_t *header, const void *source,
+                  bool is_cached);
 
 /* ---- doorbell (doorbell.c; Linux) ----------------------------------------------------------------- */
 
-/* What one consumer lane remembers between waits. Zeroed by the caller at attach. */
+/* What one consumer lane remembers between waits. Zeroed by the caller at attach; `seen` and
+ * `pending` are the caller's too: ring_capacity numbers, and a bit for each. */
 typedef struct {
+    uint32_t *seen;                  /* the tick of each ring when it was last collected */
+    uint64_t *pending;               /* rings that the consumer left before they were empty */
     uint64_t last_event_ns;          /* CLOCK_MONOTONIC when a wait last found something */
     _Atomic uint32_t is_interrupted; /* set by uc_doorbell_interrupt, taken by the next wait */
     uint32_t mail_seen;
-    uint32_t ring_limit;             /* rings with index below this are looked at */
+    uint32_t ring_limit; /* rings with index below this are looked at */
 } uc_sleeper_t;
 
-/* Marks a ring ready: fence, then the bit unless it stands. Producer, after publications. */
+/* Registers this process for the consumers' barriers; false where the kernel has none, and the
+ * producer fences for itself. Once per process is enough, more often is harmless. */
+bool uc_fence_register(void);
+
+/* Says that a ring has news: its tick grows. No fence, no locked operation. Producer, after
+ * publications and after a close. */
 void uc_doorbell_announce(const uc_lane_t *lane, uint32_t ring_index);
 
 /* Wakes the consumer if it is parked: one system call then, none otherwise. Returns whether it
@@ -298,12 +311,12 @@ bool uc_doorbell_wake(const uc_lane_t *lane);
 /* mail += 1, then wake. Producer's process. */
 void uc_doorbell_mail(const uc_lane_t *lane);
 
-/* Takes the ready bits of one word of the bitmap (rings 64 * word_index …), clearing them; a fence
- * follows, so that whatever was published before a bit was set is found. Consumer. */
-uint64_t uc_doorbell_collect(const uc_lane_t *lane, uint32_t word_index);
+/* The rings 64 * word_index … below ring_limit that have news since they were collected, or are
+ * marked; both end with it. Consumer. */
+uint64_t uc_doorbell_collect(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint32_t word_index);
 
-/* Sets a ring's bit again, because the consumer stopped early. Consumer. */
-void uc_doorbell_mark(const uc_lane_t *lane, uint32_t ring_index);
+/* Marks a ring that the consumer leaves before it is empty, or attaches to. Consumer. */
+void uc_doorbell_mark(uc_sleeper_t *sleeper, uint32_t ring_index);
 
 /* Spins up to 20 us, naps by timer while something came within the last 20 ms, then parks. UC_OK
  * when a ring is ready or mail is new, UC_INTERRUPTED, UC_TIMEOUT at deadline_ns
