@@ -81,6 +81,6 @@ fmt: $(VENV)/.lint ## rewrite Python and C in the project's format
 	$(if $(C_FILES),$(VENV)/bin/clang-format -i $(C_FILES))
 
 clean: ## remove what builds and tools wrote; .venv stays
-	rm -rf build dist undercurrent.egg-info ipc/_ring*.so tests/native/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist runs undercurrent.egg-info ipc/_ring*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f $(VENV)/.ring
