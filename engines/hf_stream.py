@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,7 +32,7 @@ class StreamPiece:
 
 
 class TokenStream:
-    """Iterates over the pieces of one generation; closing it early ends the generation after the current step.
+    """Iterates over the pieces of one generation; closing or dropping it ends the generation after the current step.
 
     Each piece comes after the step that chose it was routed. `generation` is there once the iterator is exhausted. Use
     it as a context manager, or close it; the thread `undercurrent-generate-<request id>` ends with it.
@@ -45,16 +46,11 @@ class TokenStream:
         cancel: Callable[[str], bool],
     ) -> None:
         """`generate` runs on the stream's thread; `cancel` ends the request from another one."""
-        self._request_id = request_id
-        self._generate = generate
-        self._cancel = cancel
-        # Holds at most one piece per token of the call, which the call's own token limit bounds.
-        self._pieces: queue.SimpleQueue[StreamPiece | None] = queue.SimpleQueue()
-        self._is_closed = threading.Event()
-        self._generation: Generation | None = None
-        self._error: BaseException | None = None
+        self._run = _StreamRun(request_id, generate, cancel)
         self._is_exhausted = False
-        self._thread = threading.Thread(target=self._run, name=f"undercurrent-generate-{request_id}")
+        # The thread knows the run and not the stream, so that a stream which is dropped half-way can be missed.
+        self._thread = threading.Thread(target=self._run.run, name=f"undercurrent-generate-{request_id}")
+        weakref.finalize(self, self._run.end)
         self._thread.start()
 
     @property
@@ -64,29 +60,29 @@ class TokenStream:
         Raises:
             ProbingRuntimeError: the iterator is not exhausted yet.
         """
-        if self._generation is None:
+        if self._run.generation is None:
             raise ProbingRuntimeError("the stream has not ended; iterate over it to the end, or close it")
-        return self._generation
+        return self._run.generation
 
     def close(self) -> None:
         """Ends the generation after its current step and waits for that; idempotent."""
-        self._is_closed.set()
-        self._cancel(self._request_id)
+        self._run.end()
         self._is_exhausted = True
-        if self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_TIMEOUT_S)
+        self._thread.join(_CLOSE_TIMEOUT_S)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> StreamPiece:
-        piece = None if self._is_exhausted else self._pieces.get()
+        if self._is_exhausted:
+            raise StopIteration
+        piece = self._run.pieces.get()
         if piece is not None:
             return piece
-        was_exhausted, self._is_exhausted = self._is_exhausted, True
+        self._is_exhausted = True
         self._thread.join(_CLOSE_TIMEOUT_S)
-        if self._error is not None and not was_exhausted:
-            raise self._error
+        if self._run.error is not None:
+            raise self._run.error
         raise StopIteration
 
     def __enter__(self) -> Self:
@@ -97,22 +93,38 @@ class TokenStream:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # A stream dropped half-way must not generate to its limit; the thread itself ends soon and is not waited for.
-        if hasattr(self, "_is_closed"):
-            self._is_closed.set()
-            self._cancel(self._request_id)
 
-    def _run(self) -> None:
+class _StreamRun:
+    """The generating side of a stream; shared by its thread and its reader."""
+
+    def __init__(
+        self, request_id: str, generate: Callable[[TextListener], Generation], cancel: Callable[[str], bool]
+    ) -> None:
+        # Holds at most one piece per token of the call, which the call's own token limit bounds.
+        self.pieces: queue.SimpleQueue[StreamPiece | None] = queue.SimpleQueue()
+        self.generation: Generation | None = None
+        self.error: BaseException | None = None
+        self._request_id = request_id
+        self._generate = generate
+        self._cancel = cancel
+        self._is_ended = threading.Event()
+
+    def run(self) -> None:
+        """Generates; called on the stream's thread."""
         try:
-            self._generation = self._generate(self._on_text)
-            self._error = self._generation.error
+            self.generation = self._generate(self._on_text)
+            self.error = self.generation.error
         except BaseException as error:
-            self._error = error
+            self.error = error
         finally:
-            self._pieces.put(None)
+            self.pieces.put(None)
+
+    def end(self) -> None:
+        """Asks the generation to end after its current step; from any thread, also before it has begun."""
+        self._is_ended.set()
+        self._cancel(self._request_id)
 
     def _on_text(self, request_id: str, text: str, token_ids: tuple[int, ...]) -> None:
-        self._pieces.put(StreamPiece(text, token_ids))
-        if self._is_closed.is_set():
+        self.pieces.put(StreamPiece(text, token_ids))
+        if self._is_ended.is_set():
             self._cancel(request_id)

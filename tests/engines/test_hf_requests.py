@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -199,6 +200,19 @@ def test_closing_a_stream_ends_the_generation(load: Callable[..., Any]) -> None:
     assert stream.generation.finish_reason is FinishReason.CANCELLED
     assert len(stream.generation.token_ids) < 1500
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("undercurrent-generate")]
+
+
+def test_dropping_a_stream_ends_the_generation(load: Callable[..., Any]) -> None:
+    engine, router = load(), make_router()
+    engine.register_extraction("r", [])
+    stream = engine.stream("r", "some text", {**_GREEDY, "max_new_tokens": 1500}, router)
+    next(stream)
+    run, thread = stream._run, stream._thread
+    del stream
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert run.generation.finish_reason is FinishReason.CANCELLED
 
 
 def test_a_stream_raises_what_ended_it(load: Callable[..., Any]) -> None:
