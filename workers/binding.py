@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from undercurrent.core import Coverage, ProbeResult
@@ -58,7 +59,7 @@ class AsyncBinding:
         self._result: ProbeResult | None = None
         self._final_statistics: BindingStatistics | None = None
         self._earlier_counters: tuple[int, ...] = (0, 0, 0)
-        self._start_answer = threading.Event()
+        self._start_answer: threading.Event | None = None  # made when somebody wants to know
         self._start_error: BaseException | None = None
         self._logged: set[str] = set()
         self._count_forked = 0
@@ -150,7 +151,7 @@ class AsyncBinding:
         self._log_once(reason, why)
 
     def _note_closed(self) -> None:
-        if os.getpid() != self._pid:
+        if not self.is_own_process:
             self._count_forked += 1
             self._log_once("fork", "this process is a fork of the router's; its async records are counted, not seen")
         else:
@@ -169,21 +170,22 @@ class AsyncBinding:
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
+    @property
+    def is_own_process(self) -> bool:
+        """False in a fork of the process that opened the binding."""
+        return os.getpid() == self._pid
+
     def end(self, drain_until: float | None = None) -> None:
         """Closes the ring and asks the worker for the result; returns at once.
 
         `drain_until` (monotonic) is when the caller wants an answer: shortly before it, the worker stops looking at
         what waits and gives its verdict.
         """
-        if os.getpid() != self._pid:
-            return
-        if drain_until is not None:
-            drain_until -= min(_VERDICT_S, max(0.0, drain_until - time.monotonic()) / 5)
-        self.lane.end_binding(self, drain_until)
+        end_bindings([self], drain_until)
 
     def abandon(self) -> None:
         """Rolls the binding back: no result is asked for and none reaches a sink."""
-        if os.getpid() == self._pid:
+        if self.is_own_process:
             self.lane.drop_binding(self)
 
     def wait_started(self, deadline: float) -> None:
@@ -192,8 +194,10 @@ class AsyncBinding:
         Raises:
             WorkerError: no answer before `deadline` (monotonic), or the binding ended first.
         """
-        self.lane.confirm_binding(self)
-        if not self._start_answer.wait(max(0.0, deadline - time.monotonic())):
+        answer = self._start_answer = self._start_answer or threading.Event()
+        if not self.lane.confirm_binding(self):
+            self._note_ended_early(answer)
+        if not answer.wait(max(0.0, deadline - time.monotonic())):
             raise WorkerError(
                 f"the probe of async point {self.plan.point.name!r} was expected to start before the deadline, its "
                 "worker has not answered; give `wait_s` more time or call `Router.prewarm` first"
@@ -203,7 +207,7 @@ class AsyncBinding:
 
     def wait_result(self, deadline: float) -> ProbeResult:
         """Returns the result; after `deadline` (monotonic) one without a verdict and with reason `drain_timeout`."""
-        if os.getpid() != self._pid:
+        if not self.is_own_process:
             return self._result_without_verdict("unseen")
         if not self._done.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return self._result_without_verdict("drain_timeout")
@@ -236,6 +240,11 @@ class AsyncBinding:
             restarts=self.worker_losses,
         )
 
+    @property
+    def awaits_start(self) -> bool:
+        """Whether somebody waits for the worker's answer to `ConfirmStart`."""
+        return self._start_answer is not None and not self._start_answer.is_set()
+
     # ---- called by the lane, on the supervisor's thread ------------------------------------------------------------
 
     def add_reason(self, reason: str) -> None:
@@ -246,7 +255,13 @@ class AsyncBinding:
     def note_start(self, error: BaseException | None) -> None:
         """The worker's answer to `wait_started`."""
         self._start_error = error
-        self._start_answer.set()
+        if self._start_answer is not None:
+            self._start_answer.set()
+
+    def _note_ended_early(self, answer: threading.Event) -> None:
+        if not answer.is_set():
+            self._start_error = WorkerError(f"async point {self.plan.point.name!r} ended before its probe had started")
+            answer.set()
 
     def note_loss(self, reason: str) -> None:
         """The worker died: what it had counted is kept, the next one counts from zero."""
@@ -260,9 +275,8 @@ class AsyncBinding:
         self._final_statistics = self._read_statistics()
         self._answer = result
         self.is_finished = True
-        if not self._start_answer.is_set():
-            self._start_error = WorkerError(f"async point {self.plan.point.name!r} ended before its probe had started")
-            self._start_answer.set()
+        if self._start_answer is not None:
+            self._note_ended_early(self._start_answer)
         self.ring.close()
         self.ring.release()
 
@@ -309,3 +323,15 @@ class AsyncBinding:
         )
         metadata = {"coverage": coverage.to_dict()}
         return ProbeResult(self.plan.request_id, self.plan.point.name, None, [], metadata)
+
+
+def end_bindings(bindings: Sequence[AsyncBinding], drain_until: float | None) -> None:
+    """`AsyncBinding.end` of several bindings with one message per worker; returns at once."""
+    if drain_until is not None:
+        drain_until -= min(_VERDICT_S, max(0.0, drain_until - time.monotonic()) / 5)
+    by_lane: dict[Lane, list[AsyncBinding]] = {}
+    for binding in bindings:
+        if binding.is_own_process:
+            by_lane.setdefault(binding.lane, []).append(binding)
+    for lane, group in by_lane.items():
+        lane.end_bindings(group, drain_until)

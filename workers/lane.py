@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from undercurrent.errors import WorkerError
@@ -21,7 +22,6 @@ from undercurrent.ipc.layout import BLOCK, DROP_NEWEST, DROP_OLDEST
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import Channel, ChannelClosedError
-from undercurrent.workers.frames import encode_value
 from undercurrent.workers.plans import BindingPlan
 from undercurrent.workers.transfer import PackedPoint
 
@@ -32,6 +32,18 @@ POINTS_LOADED_MAX = 1024
 _POLICIES = {"drop_oldest": DROP_OLDEST, "drop_newest": DROP_NEWEST, "block": BLOCK}
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a lane needs to open one binding."""
+
+    binding_id: int
+    plan: BindingPlan
+    packed: PackedPoint
+    point_id: int
+    context_data: bytes
+    is_served: bool = True
+
+
 class Lane:
     """Owns the lane's memory and the engine's end of its socket. `close()` is idempotent."""
 
@@ -39,7 +51,6 @@ class Lane:
         self.name = name
         self.memory = ProducerLane(budget)
         self.bindings: dict[int, AsyncBinding] = {}  # guarded by _lock
-        self.worker_keys: set[bytes] = set()
         self.point_names: set[str] = set()
         self.deaths: deque[float] = deque(maxlen=16)
         self.process: Any = None
@@ -63,47 +74,59 @@ class Lane:
         """How many bindings live here."""
         return len(self.bindings)
 
-    def open_binding(
-        self, binding_id: int, plan: BindingPlan, packed: PackedPoint, point_id: int, *, is_served: bool = True
-    ) -> AsyncBinding:
-        """Opens a ring and tells the worker, which need not run yet; never waits.
+    def open_bindings(self, openings: Sequence[Opening]) -> list[AsyncBinding]:
+        """Opens a ring each and tells the worker, which need not run yet, in one message; never waits. All or none.
 
         A binding that is not served (its point is suspended) is not told to the worker and not kept here.
 
         Raises:
             RingMemoryError: the memory limit refuses; the message holds the sum.
-            ValuePathError: the context holds a value that cannot cross.
         """
-        context = encode_value(plan.context, pickle_allowed=True)
+        opened: list[AsyncBinding] = []
+        frames: list[m.Frame] = []
         with self._lock:
             if self.state == "stopped":
                 raise WorkerError(f"worker {self.name} is stopped; the router was shut down")
-            ring = self.memory.open_ring(
-                queue_depth=plan.queue_depth, policy=_POLICIES[plan.overflow_policy.value], generation=binding_id
-            )
-            binding = AsyncBinding(binding_id, plan, ring, self, packed.worker_key)
-            if not is_served:
-                return binding
-            binding.context_data = context
-            self.bindings[binding_id] = binding
-            self.worker_keys.add(packed.worker_key)
+            try:
+                for opening in openings:
+                    opened.append(self._open(opening, frames))  # noqa: PERF401 - what was opened must be known
+            except BaseException:
+                for binding in opened:
+                    self.bindings.pop(binding.binding_id, None)
+                    binding.keep_answer(None)  # nobody was told of it
+                raise
+            if frames:
+                self._send(*frames)
+        return opened
+
+    def _open(self, opening: Opening, frames: list[m.Frame]) -> AsyncBinding:
+        plan, packed = opening.plan, opening.packed
+        policy = _POLICIES[plan.overflow_policy.value]
+        ring = self.memory.open_ring(queue_depth=plan.queue_depth, policy=policy, generation=opening.binding_id)
+        binding = AsyncBinding(opening.binding_id, plan, ring, self, packed.worker_key)
+        if opening.is_served:
+            binding.context_data = opening.context_data
+            self.bindings[opening.binding_id] = binding
             self.point_names.add(plan.point.name)
-            frames = self._load_point(packed, point_id)
+            frames += self._load_point(packed, opening.point_id)
             binding.point_id = self._loaded[packed.digest]
             frames.append(self._open_frame(binding))
-            self._send(*frames)
         return binding
 
-    def end_binding(self, binding: AsyncBinding, drain_until: float | None) -> None:
-        """Closes the ring and asks for the result."""
+    def end_bindings(self, bindings: Sequence[AsyncBinding], drain_until: float | None) -> None:
+        """Closes the rings and asks for the results, in one message."""
+        frames: list[m.Frame] = []
         with self._lock:
-            if binding.is_ending:
-                return
-            binding.is_ending = True
-            binding.drain_until = drain_until
-            if not binding.is_finished:
-                binding.ring.close()
-                self._send(m.EndBinding(binding.binding_id, drain_until))
+            for binding in bindings:
+                if binding.is_ending:
+                    continue
+                binding.is_ending = True
+                binding.drain_until = drain_until
+                if not binding.is_finished:
+                    binding.ring.close()
+                    frames.append(m.EndBinding(binding.binding_id, drain_until))
+            if frames:
+                self._send(*frames)
 
     def drop_binding(self, binding: AsyncBinding) -> None:
         """Forgets the binding; its ring is let go when the worker has detached from it."""
@@ -114,11 +137,12 @@ class Lane:
             binding.ring.close()
             self._send(m.DropBinding(binding.binding_id))
 
-    def confirm_binding(self, binding: AsyncBinding) -> None:
-        """Asks whether the probe started."""
+    def confirm_binding(self, binding: AsyncBinding) -> bool:
+        """Asks whether the probe started; False where the binding is over."""
         with self._lock:
             if not binding.is_finished:
                 self._send(m.ConfirmStart(binding.binding_id))
+            return not binding.is_finished
 
     def forget(self, binding_id: int) -> AsyncBinding | None:
         """Takes a binding out of the lane; called on the supervisor's thread."""
@@ -175,6 +199,8 @@ class Lane:
             frames += [m.LoadPoint(i, self._points[i].data) for i in self._loaded.values()]
             for binding in self.bindings.values():
                 frames.append(self._open_frame(binding))
+                if binding.awaits_start:
+                    frames.append(m.ConfirmStart(binding.binding_id))
                 if binding.is_ending:
                     frames.append(m.EndBinding(binding.binding_id, binding.drain_until))
             self._send(*frames)

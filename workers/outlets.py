@@ -100,12 +100,20 @@ class Outlets:
             stripped = ProbeResult(binding.request_id, binding.point.name, None, [], metadata)
             return encode_value(stripped, pickle_allowed=False)
 
+    def queue(self, frame: m.Frame) -> None:
+        """Sends `frame` with the next `flush` or `send`, so that the answers of one turn go out together."""
+        self._frames.append(frame)
+
     def flush(self) -> None:
         """Writes what the sinks hold back and sends the frames that wait."""
+        self.write_sinks()
+        self._send_frames()
+
+    def write_sinks(self) -> None:
+        """Writes what the sinks hold back."""
         for sink in self._sinks:
             self._guarded(sink, "flush")
             self._guarded(sink, "begin_batch")
-        self._send_frames()
 
     def push(self, timeout_s: float) -> None:
         """Waits up to `timeout_s` for the socket to take what is unsent."""

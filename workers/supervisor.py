@@ -21,8 +21,9 @@ from undercurrent.errors import ProbingValueError, RouterError, WorkerError
 from undercurrent.ipc import MemoryBudget
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
+from undercurrent.workers.frames import encode_value
 from undercurrent.workers.health import PointHealth
-from undercurrent.workers.lane import Lane
+from undercurrent.workers.lane import Lane, Opening
 from undercurrent.workers.loop import Loop, PendingFlush, delay_before_restart_s
 from undercurrent.workers.packed_points import PackedPoints
 from undercurrent.workers.plans import BindingPlan, WorkerStatus
@@ -101,23 +102,46 @@ class Supervisor:
     # ---- bindings --------------------------------------------------------------------------------------------------
 
     def open_binding(self, plan: BindingPlan) -> AsyncBinding:
-        """Gives the plan a ring on a worker's lane; never waits for the worker.
+        """`open_bindings` of one plan."""
+        return self.open_bindings([plan])[0]
+
+    def open_bindings(self, plans: Sequence[BindingPlan]) -> list[AsyncBinding]:
+        """Gives each plan a ring on a worker's lane, all or none, with one message per worker; waits for none.
 
         Raises:
-            ProbeTransferError: the probe cannot reach a worker.
+            ProbeTransferError: a probe cannot reach a worker.
             RingMemoryError: the memory limit refuses.
+            ValuePathError: the context holds a value that cannot cross.
             RouterError: the supervisor is closed.
         """
-        packed, point_id = self._points.pack(plan)
+        packed = [self._points.pack(plan) for plan in plans]
         self._ensure_started()
-        lane = self._lane_for(plan, packed)
+        contexts: dict[int, bytes] = {}
+        by_lane: dict[Lane, list[Opening]] = {}
+        for plan, (point, point_id) in zip(plans, packed, strict=True):
+            context = contexts.get(id(plan.context))
+            if context is None:
+                context = contexts[id(plan.context)] = encode_value(plan.context, pickle_allowed=True)
+            is_served = not self._is_suspended(point.worker_key)
+            opening = Opening(next(self._numbers), plan, point, point_id, context, is_served)
+            by_lane.setdefault(self._lane_for(plan, point), []).append(opening)
+        opened: dict[int, AsyncBinding] = {}
+        try:
+            for lane, openings in by_lane.items():
+                opened.update((id(binding.plan), binding) for binding in lane.open_bindings(openings))
+        except BaseException:
+            for binding in opened.values():
+                binding.abandon()
+            raise
+        self._close_unserved([b for b in opened.values() if b.binding_id not in b.lane.bindings], "suspended")
+        return [opened[id(plan)] for plan in plans]
+
+    def _is_suspended(self, worker_key: bytes) -> bool:
+        health = self._health.get(worker_key)
+        if health is None:
+            return False
         with self._lock:
-            health = self._health.get(packed.worker_key)
-            is_suspended = health is not None and health.is_suspended()
-        binding = lane.open_binding(next(self._numbers), plan, packed, point_id, is_served=not is_suspended)
-        if is_suspended:
-            self._close_unserved([binding], "suspended")
-        return binding
+            return health.is_suspended()
 
     def begin_step(self) -> None:
         """From here to `end_step` records wake no worker."""

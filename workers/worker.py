@@ -96,6 +96,7 @@ class Worker:
         for frame in self._channel.receive():
             self._take_frame(frame)
         self._mail_seen = mail
+        self.outlets.flush()
 
     def _take_frame(self, frame: m.ToWorker) -> None:
         match frame:
@@ -214,8 +215,8 @@ class Worker:
         result = binding.finish()
         self.outlets.take_result(binding, result)
         self._forget(binding)
-        self.outlets.flush()
-        self.outlets.send(m.Finished(binding.binding_id, self.outlets.encode_result(binding, result)))
+        self.outlets.write_sinks()
+        self.outlets.queue(m.Finished(binding.binding_id, self.outlets.encode_result(binding, result)))
 
     def _forget(self, binding: ServedBinding) -> None:
         self._bindings.pop(binding.binding_id, None)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from undercurrent.core import ProbeResult
+from undercurrent.router.forked import ForkedBinding
 from undercurrent.router.requests import LiveRequest, LocalBinding
 from undercurrent.router.sampling import mark_sampled, reads_every_record
+
+if TYPE_CHECKING:
+    from undercurrent.workers import AsyncBinding
 
 __all__ = ["EndListeners", "RequestEndListener", "collect_results", "tell_workers"]
 
@@ -20,8 +25,17 @@ RequestEndListener = Callable[[str, dict[str, ProbeResult]], None]
 
 def tell_workers(request: LiveRequest, deadline: float) -> None:
     """Tells every worker of `request` to give its verdict by `deadline`; waits for none, so that all drain at once."""
+    own: list[AsyncBinding] = []
     for binding in request.worker_bindings().values():
-        binding.end(deadline)
+        if isinstance(binding, ForkedBinding):
+            binding.end(deadline)
+        else:
+            own.append(binding)
+    if own:
+        # Imported here, as it needs shared memory; a binding means that it is loaded already.
+        from undercurrent.workers.binding import end_bindings
+
+        end_bindings(own, deadline)
 
 
 def collect_results(request: LiveRequest, deadline: float) -> dict[str, ProbeResult]:

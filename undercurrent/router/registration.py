@@ -58,16 +58,14 @@ def _spawn_inline(request_id: str, plan: InlinePlan, context: RequestContext) ->
 
 def _open_async(supervisor: Supervisor, plans: Sequence[BindingPlan], wait_s: float | None) -> dict[str, AsyncBinding]:
     """Opens a binding per plan; with `wait_s`, waits up to that long for all their probes to start."""
-    opened: dict[str, AsyncBinding] = {}
+    bindings = supervisor.open_bindings(plans)
     try:
-        for plan in plans:
-            opened[plan.point.name] = supervisor.open_binding(plan)
         if wait_s is not None:
             deadline = time.monotonic() + wait_s
-            for binding in opened.values():
+            for binding in bindings:
                 binding.wait_started(deadline)
     except BaseException:
-        for binding in opened.values():
+        for binding in bindings:
             binding.abandon()
         raise
-    return opened
+    return {plan.point.name: binding for plan, binding in zip(plans, bindings, strict=True)}
