@@ -32,4 +32,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         undercurrent.main(args=None if argv is None else list(argv))
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 1 if ending.code else 0
-    return 0
