@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,20 +42,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"not in this run: {count} tests of tier `{tier}` ({TIERS[tier]})")
 
 
-def _shared_memory() -> set[str]:
-    folder = Path("/dev/shm")
-    return (
-        {entry.name for entry in folder.iterdir() if entry.name.startswith("undercurrent")}
-        if folder.is_dir()
-        else set()
-    )
-
-
 @pytest.fixture(scope="session", autouse=True)
-def _no_shared_memory_left() -> object:
-    """Fails the run when named shared memory that this run created outlives it."""
-    before = _shared_memory()
+def _no_control_page_left() -> Iterator[None]:
+    """Fails the run when a control page of this process outlives its tests."""
+    from undercurrent.ipc.page import ControlPage
+
     yield
-    mine = f"{os.getpid()}"
-    left = {name for name in _shared_memory() - before if mine in name}
-    assert not left, f"named shared memory was left behind: {sorted(left)}"
+    left = [page.instance for page in ControlPage.list_instances() if page.pid == os.getpid()]
+    assert not left, f"control pages were left behind: {left}"
