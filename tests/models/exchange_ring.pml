@@ -1,4 +1,4 @@
-/* The exchange ring of one binding with its lane: words, hand, recovery, ready bit, parking, mail, room, end of stream.
+/* The exchange ring of one binding with its lane: words, hand, recovery, tick, parking, mail, room, end of stream.
  *
  * One ring of D words and D + 1 + K slots: D behind the words, one in the producer's hand, K in the consumer's hand.
  * The killer ends the producer (KP times, at most once) and the consumer (KC times) between any two statements; what is
@@ -36,7 +36,7 @@
 #define STEP 0           /* records per engine step; 0: each publish looks at the doorbell itself */
 #endif
 #ifndef EARLY
-#define EARLY 0          /* 1: the consumer turns to other rings after each batch and re-sets the ready bit */
+#define EARLY 0          /* 1: the consumer turns to other rings after each batch and marks this one */
 #endif
 #ifndef COPY
 #define COPY 0           /* 1: with its hand empty the consumer copies a record and swaps the slot for itself */
@@ -50,8 +50,8 @@ bit word_full[D], word_evicted[D];
 byte progress_tail = START, progress_dropped;    /* one 64-bit word: always stored together */
 byte tail_hint = START;
 byte refused, consumed, lost;                    /* refused: drop_newest, produced and dropped by one store */
-bit ready, closed, parked, waiting;
-byte room, mail;
+bit closed, parked, waiting;
+byte room, mail, tick;                           /* tick: grows with each publication and the close; never cleared */
 byte table[K];                                   /* the hand dealt to this consumer */
 byte d0[NS], d1[NS];                             /* two cells of each slot; a record is (position, position) */
 
@@ -97,23 +97,19 @@ inline wake_consumer() {     /* fence; parked -> awake by exchange, then FUTEX_W
     :: atomic { !parked -> skip }
     fi
 }
-inline ring_doorbell() {     /* fence; the bit; then the sleep word, or a mark that end_step looks at */
-#ifdef BUG_SLEEP_LOOKED_AT_BEFORE_BIT
+inline ring_doorbell() {     /* the tick; then fence and sleep word, or a mark that end_step looks at */
+#ifdef BUG_SLEEP_LOOKED_AT_BEFORE_TICK
     wake_consumer();
-#endif
-    if
-    :: ready -> skip
-    :: !ready -> ready = 1
-    fi;
+    tick++
+#else
+    tick++;
 #if STEP
     wake_pending = 1
 #else
-#ifndef BUG_SLEEP_LOOKED_AT_BEFORE_BIT
     wake_consumer()
 #endif
 #endif
 }
-
 inline signal_room() {       /* fence; the flag is taken, the futex word grows, then FUTEX_WAKE */
     if
     :: atomic { waiting -> waiting = 0 }; room++; producer_asleep = 0
@@ -171,13 +167,14 @@ next:
     :: mails < MAIL -> mail++; mails++; wake_consumer()
     :: offered < M ->
         offered++;
+#if POL != 0
 look:
         skip;
         d_step {
             assert(word_pos[h % D] + D == h);
-            w_full = word_full[h % D]; w_slot = word_slot[h % D];
+            w_full = word_full[h % D];
             if
-            :: w_full && POL != 2 -> assert_full()
+            :: w_full -> assert_full()
             :: else
             fi
         };
@@ -211,23 +208,33 @@ look:
             goto look
         :: else
         fi;
+#endif
         d0[hand] = h;
 #ifndef BUG_PUBLISH_BEFORE_DATA
         d1[hand] = h;
 #endif
+load:
+        skip;
+        d_step {
+            assert(word_pos[h % D] + D == h);
+            w_full = word_full[h % D]; w_slot = word_slot[h % D]
+        };
 #ifdef BUG_PROGRESS_BEFORE_SWAP
         d_step { progress_tail = h + 1; progress_dropped = progress_dropped + w_full };
 #endif
-swap:
-        skip;
         d_step {
             if
 #ifdef BUG_SWAP_UNCHECKED
             :: true ->
 #else
-            :: word_full[h % D] == w_full && word_slot[h % D] == w_slot ->
+            :: !w_full || (word_full[h % D] && word_slot[h % D] == w_slot) ->  /* free: a store; full: a swap */
 #endif
                 won = 1;
+                assert(w_full || (!word_full[h % D] && word_slot[h % D] == w_slot));
+                if
+                :: word_full[h % D] -> assert_full()
+                :: else
+                fi;
                 g_published++;
                 g_dropped = g_dropped + word_full[h % D];
                 word_pos[h % D] = h; word_slot[h % D] = hand; word_full[h % D] = 1;
@@ -240,13 +247,11 @@ swap:
                 check_accounts()
 #endif
             :: else ->
-                won = 0;
-                assert(w_full && !word_full[h % D]);     /* only a take can have changed it, and only once */
-                w_slot = word_slot[h % D];
+                assert(!word_full[h % D]);               /* only a take can have changed it, and only once */
 #ifndef BUG_RETRY_KEEPS_EVICTED
-                w_full = 0
+                won = 0
 #else
-                w_full = 1; won = 1;
+                won = 1; w_slot = word_slot[h % D];
                 g_published++;
                 word_pos[h % D] = h; word_slot[h % D] = hand; word_full[h % D] = 1; word_evicted[h % D] = 1;
                 check_accounts()
@@ -254,7 +259,7 @@ swap:
             fi
         };
         if
-        :: !won -> goto swap
+        :: !won -> goto load
         :: else
         fi;
         hand = w_slot;
@@ -286,10 +291,7 @@ swap:
 #endif
         closed = 1;
 #ifndef BUG_CLOSE_WITHOUT_RINGING
-        if
-        :: ready -> skip
-        :: !ready -> ready = 1
-        fi;
+        tick++;
         wake_consumer()
 #endif
     :: closed && consumer_done -> break
@@ -299,8 +301,8 @@ swap:
 }
 
 proctype consumer() {
-    byte n, w_pos, w_slot, count, i, seen_mail, hand[K], position[K];
-    bit w_full, w_evicted, may_end, won, was_ready, copied;
+    byte n, w_pos, w_slot, count, i, seen_mail, seen_tick, hand[K], position[K];
+    bit w_full, w_evicted, may_end, won, was_ready, pending, copied;
 #if COPY
     byte copy0, copy1;
 #endif
@@ -319,8 +321,9 @@ born:
     };
     parked = 0;
     n = tail_hint - D;
-    was_ready = 1;                       /* a predecessor may have cleared the bit and died: look first */
+    was_ready = 1;                       /* a predecessor may have seen the tick and died: look first */
 #ifdef BUG_BORN_WITHOUT_LOOK
+    seen_tick = tick;
     was_ready = !reborn
 #endif
     do
@@ -443,7 +446,7 @@ look:
             :: w_pos == n ->                              /* a full batch: more waits */
 #if EARLY
 #ifndef BUG_EARLY_STOP_WITHOUT_MARK
-                ready = 1;
+                pending = 1;
 #endif
                 was_ready = 0
 #else
@@ -458,18 +461,20 @@ look:
             :: w_pos < n && !may_end && closed -> break
 #endif
             :: w_pos < n && !may_end ->
-#ifdef BUG_READY_CLEARED_AFTER_DRAIN
-                ready = 0;
+#ifdef BUG_TICK_SEEN_AFTER_DRAIN
+                seen_tick = tick;
 #endif
                 was_ready = 0
             fi
         fi
     :: else ->
-#ifdef BUG_READY_CLEARED_AFTER_DRAIN
-        was_ready = ready;
-#else
-        atomic { was_ready = ready; ready = 0 };
+        d_step {
+            was_ready = (tick != seen_tick || pending);
+#ifndef BUG_TICK_SEEN_AFTER_DRAIN
+            seen_tick = tick;
 #endif
+            pending = 0
+        };
         if
         :: mail != seen_mail -> seen_mail = mail; was_ready = 1
         :: was_ready -> skip
@@ -477,7 +482,7 @@ look:
             parked = 1;
 #ifndef BUG_PARK_WITHOUT_RECHECK
             if
-            :: ready || mail != seen_mail || producer_dead -> was_ready = 1
+            :: tick != seen_tick || mail != seen_mail || producer_dead -> was_ready = 1
             :: else ->
 #endif
                 atomic {
@@ -504,7 +509,7 @@ look:
 #ifdef BUG_BORN_WITHOUT_LOOK
         reborn = 1;
 #endif
-        w_full = 0; count = 0; copied = 0; was_ready = 0; may_end = 0; won = 0; seen_mail = 0;
+        w_full = 0; count = 0; copied = 0; was_ready = 0; may_end = 0; won = 0; seen_mail = 0; seen_tick = 0; pending = 0;
 end_orphan:
         if
         :: !consumer_dead -> goto born

@@ -106,12 +106,13 @@ class Machine:
         *,
         acquire: bool,
         release: bool,
+        acquire_failed: bool = False,
     ) -> Iterator[tuple[bool, object, Memory]]:
-        """A strong compare-and-swap. A failure is a relaxed load, of any message but the expected value."""
+        """A strong compare-and-swap. A failure is a load of any message but the expected value."""
         if self.newest(memory, where) == expected:
             after = self.update(memory, thread, where, lambda _: desired, acquire=acquire, release=release)[1]
             yield True, expected, after
-        for value, after in self.loads(memory, thread, where, acquire=False):
+        for value, after in self.loads(memory, thread, where, acquire=acquire_failed):
             if value != expected:
                 yield False, value, after
 
@@ -126,6 +127,12 @@ class Machine:
         """Weaker than C11's in one way, which can only find more: relaxed accesses around it are not made stronger."""
         view = join(memory.views[thread], memory.views[FENCES])
         return memory._replace(views=_put_view(_put_view(memory.views, thread, view), FENCES, view))
+
+    def barrier_everywhere(self, memory: Memory, thread: int) -> Memory:
+        """membarrier(2): a full fence on the other thread's processor, and one here before and after."""
+        for fencing in (thread, CONSUMER if thread == PRODUCER else PRODUCER, thread):
+            memory = self.fence_seq_cst(memory, fencing)
+        return memory
 
     # ---- parts ------------------------------------------------------------------------------------------------------
     def _see(self, memory: Memory, thread: int, where: int, index: int, message: Message, acquire: bool) -> Memory:

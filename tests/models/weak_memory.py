@@ -34,6 +34,7 @@ class Consumer(NamedTuple):
     word: Word = (0, 0, 0, 0)
     may_end: bool = False
     copy: int = 0
+    seen: int = 0
 
 
 class State(NamedTuple):
@@ -53,7 +54,7 @@ class Search:
     def __init__(self, bounds: Bounds, mutation: str = "") -> None:
         self.bounds, self.mutation = bounds, mutation
         depth, slots = bounds.depth, bounds.depth + 2
-        self.ready, self.sleep, self.closed, self.waiting, self.room = range(depth, depth + 5)
+        self.tick, self.sleep, self.closed, self.waiting, self.room = range(depth, depth + 5)
         self.first_cell = depth + 5  # copying: slots are atomic cells, read while they may be written
         words: tuple[object, ...] = tuple((position, 0, 0, position) for position in range(depth))
         cells = (0,) * slots if bounds.copying else ()
@@ -72,71 +73,83 @@ class Search:
             yield from step(state, state.memory, state.producer)
 
     def _p_offer(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
-        """The word at the tail decides; the slot is filled in the same step, for nothing else can see it."""
-        m, where = self.machine, p.head % self.bounds.depth
+        """drop_oldest fills at once; the others look for room first. Nobody sees the hand while it is filled, so that
+        is part of the same step."""
         if p.offered == self.bounds.records:
             yield state._replace(producer=p._replace(label="close"))
-            return
-        for value, after in m.loads(memory, PRODUCER, where, acquire=False):
+        elif self.bounds.policy == "drop_oldest":
+            yield self._filled(state, memory, p)
+        else:
+            for value, after in self.machine.loads(memory, PRODUCER, p.head % self.bounds.depth, acquire=False):
+                if not _word(value)[1]:
+                    yield self._filled(state, after, p)
+                elif self.bounds.policy == "drop_newest":
+                    following = p._replace(offered=p.offered + 1)
+                    yield state._replace(memory=after, producer=following, refused=state.refused + 1)
+                else:
+                    yield state._replace(memory=after, producer=p._replace(label="wait_room"))
+
+    def _filled(self, state: State, memory: Memory, p: Producer) -> State:
+        memory = self.machine.write(memory, p.hand, p.head)
+        if self.bounds.copying:  # the consumer may read it by an old word: also as an atomic cell
+            memory = self.machine.store(memory, PRODUCER, self.first_cell + p.hand, p.head, release=False)
+        return state._replace(memory=memory, producer=p._replace(label="load"))
+
+    def _p_load(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
+        acquire = self.has("acquire of the look before the publication")
+        for value, after in self.machine.loads(memory, PRODUCER, p.head % self.bounds.depth, acquire):
             word = _word(value)
             if word[0] != p.head - self.bounds.depth:
                 raise ProtocolError(f"the word at position {p.head} is of position {word[0]}")
-            if word[1] and self.bounds.policy == "drop_newest":
-                following = p._replace(offered=p.offered + 1)
-                yield state._replace(memory=after, producer=following, refused=state.refused + 1)
-            elif word[1] and self.bounds.policy == "block":
-                yield state._replace(memory=after, producer=p._replace(label="wait_room"))
-            elif self.bounds.copying:
-                yield state._replace(memory=after, producer=p._replace(label="fill", word=word))
-            else:
-                filled = m.write(after, p.hand, p.head)
-                yield state._replace(memory=filled, producer=p._replace(label="swap", word=word))
+            yield state._replace(memory=after, producer=p._replace(label="swap" if word[1] else "put", word=word))
 
-    def _p_fill(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
-        memory = self.machine.write(memory, p.hand, p.head)  # after every copy of it that was kept
-        memory = self.machine.store(memory, PRODUCER, self.first_cell + p.hand, p.head, release=False)
-        yield state._replace(memory=memory, producer=p._replace(label="swap"))
+    def _p_put(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
+        """Into a free word, which nobody else writes."""
+        where = p.head % self.bounds.depth
+        if self.machine.newest(memory, where) != p.word:
+            raise ProtocolError(f"{self.machine.newest(memory, where)} is overwritten, {p.word} was seen")
+        release = self.has("release of the publishing store")
+        memory = self.machine.store(memory, PRODUCER, where, (p.head, 1, 0, p.hand), release)
+        yield self._published(state, memory, p)
 
     def _p_swap(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
-        desired = (p.head, 1, p.word[1], p.hand)
+        """Against a full word, whose record is dropped with it unless the consumer was faster."""
         for won, value, after in self.machine.swaps(
             memory,
             PRODUCER,
             p.head % self.bounds.depth,
             p.word,
-            desired,
-            acquire=self.has("acquire of the publishing swap"),
+            (p.head, 1, 1, p.hand),
+            acquire=False,
             release=self.has("release of the publishing swap"),
+            acquire_failed=self.has("acquire of the publishing swap that fails"),
         ):
             word = _word(value)
             if won:
-                bell = "announce_fence" if self.bounds.doorbell else "offer"
-                following = Producer(bell, p.head + 1, word[3], p.offered + 1, then="offer")
-                yield state._replace(memory=after, producer=following, dropped=state.dropped + word[1])
-            elif word[1] or not p.word[1] or word[0] != p.word[0]:
+                yield self._published(state, after, p)._replace(dropped=state.dropped + 1)
+            elif word[1] or word[0] != p.word[0]:
                 raise ProtocolError(f"the swap lost against {word}, expected {p.word}: not a take")
             else:
-                yield state._replace(memory=after, producer=p._replace(word=word))
+                yield state._replace(memory=after, producer=p._replace(label="put", word=word))
+
+    def _published(self, state: State, memory: Memory, p: Producer) -> State:
+        label = "grow_tick" if self.bounds.doorbell else "offer"
+        return state._replace(memory=memory, producer=Producer(label, p.head + 1, p.word[3], p.offered + 1))
 
     def _p_close(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
         memory = self.machine.store(memory, PRODUCER, self.closed, 1, release=self.has("release of the close"))
-        following = p._replace(label="announce_fence" if self.bounds.doorbell else "done", then="done")
+        following = p._replace(label="grow_tick" if self.bounds.doorbell else "done", then="done")
         yield state._replace(memory=memory, producer=following)
 
-    def _p_announce_fence(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
-        memory = self.fence(memory, PRODUCER, "fence before the ready bit")
-        yield state._replace(memory=memory, producer=p._replace(label="look_at_bit"))
+    def _p_grow_tick(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
+        tick = self.machine.newest(memory, self.tick)  # its only writer knows it
+        assert isinstance(tick, int)
+        memory = self.machine.store(memory, PRODUCER, self.tick, tick + 1, release=self.has("release of the tick"))
+        yield state._replace(memory=memory, producer=p._replace(label="light_fence"))
 
-    def _p_look_at_bit(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
-        for value, after in self.machine.loads(memory, PRODUCER, self.ready, acquire=False):
-            yield state._replace(memory=after, producer=p._replace(label="wake_fence" if value else "set_bit"))
-
-    def _p_set_bit(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
-        _, memory = self.machine.update(memory, PRODUCER, self.ready, lambda _: 1, acquire=False, release=True)
-        yield state._replace(memory=memory, producer=p._replace(label="wake_fence"))
-
-    def _p_wake_fence(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
-        memory = self.fence(memory, PRODUCER, "fence before the sleep word")
+    def _p_light_fence(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
+        if not self.bounds.barrier:
+            memory = self.fence(memory, PRODUCER, "fence before the sleep word")
         yield state._replace(memory=memory, producer=p._replace(label="look_at_sleep"))
 
     def _p_look_at_sleep(self, state: State, memory: Memory, p: Producer) -> Iterator[State]:
@@ -186,7 +199,7 @@ class Search:
 
     def _c_look(self, state: State, memory: Memory, c: Consumer) -> Iterator[State]:
         depth = self.bounds.depth
-        acquire = self.bounds.copying and self.has("acquire of the look")
+        acquire = self.bounds.copying and self.has("acquire of the look that a copy begins with")
         for value, after in self.machine.loads(memory, CONSUMER, c.next % depth, acquire):
             word = _word(value)
             following = c._replace(label="drain", may_end=False)
@@ -242,7 +255,7 @@ class Search:
         if found != c.next or c.next <= state.last:
             raise ProtocolError(f"record {c.next} was taken after {state.last}, its slot holds {found}")
         label = "signal_fence" if self.bounds.policy == "block" else "drain"
-        following = Consumer(label, c.next + 1, c.hand)
+        following = Consumer(label, c.next + 1, c.hand, seen=c.seen)
         return state._replace(consumer=following, taken=state.taken + 1, last=c.next)
 
     def _c_signal_fence(self, state: State, memory: Memory, c: Consumer) -> Iterator[State]:
@@ -263,24 +276,26 @@ class Search:
         yield state._replace(memory=memory, consumer=c._replace(label="drain"), asleep=(False, state.asleep[1]))
 
     def _c_collect(self, state: State, memory: Memory, c: Consumer) -> Iterator[State]:
-        old, memory = self.machine.update(memory, CONSUMER, self.ready, lambda _: 0, acquire=False, release=False)
-        yield state._replace(memory=memory, consumer=c._replace(label="collect_fence" if old else "park"))
-
-    def _c_collect_fence(self, state: State, memory: Memory, c: Consumer) -> Iterator[State]:
-        memory = self.fence(memory, CONSUMER, "fence after the collect")
-        yield state._replace(memory=memory, consumer=c._replace(label="drain"))
+        for value, after in self.machine.loads(memory, CONSUMER, self.tick, self.has("acquire of the collect")):
+            assert isinstance(value, int)
+            following = c._replace(label="park") if value == c.seen else c._replace(label="drain", seen=value)
+            yield state._replace(memory=after, consumer=following)
 
     def _c_park(self, state: State, memory: Memory, c: Consumer) -> Iterator[State]:
         memory = self.machine.store(memory, CONSUMER, self.sleep, PARKED, release=False)
         yield state._replace(memory=memory, consumer=c._replace(label="park_fence"))
 
     def _c_park_fence(self, state: State, memory: Memory, c: Consumer) -> Iterator[State]:
-        memory = self.fence(memory, CONSUMER, "fence of the consumer that parks")
+        if not self.bounds.barrier or not self.has("barrier on the producer's processor"):
+            memory = self.fence(memory, CONSUMER, "fence before parking")
+        elif self.has("barrier before parking"):
+            memory = self.machine.barrier_everywhere(memory, CONSUMER)
         yield state._replace(memory=memory, consumer=c._replace(label="park_look"))
 
     def _c_park_look(self, state: State, memory: Memory, c: Consumer) -> Iterator[State]:
-        for value, after in self.machine.loads(memory, CONSUMER, self.ready, acquire=False):
-            yield state._replace(memory=after, consumer=c._replace(label="wake_up" if value else "park_futex"))
+        for value, after in self.machine.loads(memory, CONSUMER, self.tick, acquire=False):
+            label = "park_futex" if value == c.seen else "wake_up"
+            yield state._replace(memory=after, consumer=c._replace(label=label))
 
     def _c_park_futex(self, state: State, memory: Memory, c: Consumer) -> Iterator[State]:
         sleeps = self.machine.newest(memory, self.sleep) == PARKED

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -44,12 +45,35 @@ uint32_t prng_below(prng_t *prng, uint32_t limit)
 
 /* ---- the lane ----------------------------------------------------------------------------------- */
 
+/* Guard pages stand on both sides: a read or write out of bounds ends the test. */
+enum { GUARD_BYTES = 1 << 16 };
+
 void *shared_memory(size_t size_bytes)
 {
-    void *memory =
-        mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(memory != MAP_FAILED);
+    size_t whole_bytes = (size_bytes + 4095) / 4096 * 4096;
+    uint8_t *region = mmap(NULL, whole_bytes + 2 * GUARD_BYTES, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(region != MAP_FAILED);
+    void *memory = mmap(region + GUARD_BYTES, whole_bytes, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    CHECK(memory == region + GUARD_BYTES);
     return memory;
+}
+
+static void free_shared_memory(void *memory, size_t size_bytes)
+{
+    size_t whole_bytes = (size_bytes + 4095) / 4096 * 4096;
+    munmap((uint8_t *)memory - GUARD_BYTES, whole_bytes + 2 * GUARD_BYTES);
+}
+
+pid_t fork_bound(void)
+{
+    pid_t parent = getpid();
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0 && (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent))
+        _exit(3);
+    return child;
 }
 
 void rig_make(rig_t *rig, uint32_t record_bytes, uint32_t slot_count, uint32_t hand_count)
@@ -73,8 +97,18 @@ void rig_make(rig_t *rig, uint32_t record_bytes, uint32_t slot_count, uint32_t h
     rig->record_bytes = record_bytes;
     rig->hand_count = hand_count;
     uc_geometry_format(&rig->geometry, 1, 1, lane_id, rig->control);
-    rig->producer = (uc_lane_t){rig->control, rig->payload, rig->blocks, rig->geometry};
-    rig->consumer = (uc_lane_t){rig->control, rig->payload, NULL, rig->geometry};
+    rig->producer = (uc_lane_t){
+        .control = rig->control,
+        .payload = rig->payload,
+        .blocks = rig->blocks,
+        .has_barrier = uc_fence_register(),
+        .geometry = rig->geometry,
+    };
+    rig->consumer = (uc_lane_t){
+        .control = rig->control,
+        .payload = rig->payload,
+        .geometry = rig->geometry,
+    };
     for (uint32_t run = 0; run < run_count; run++) {
         uint32_t first_block = run * run_blocks;
         CHECK_EQUAL(uc_lane_commit_run(&rig->producer, first_block, run_blocks, rig->class_index),
@@ -87,8 +121,8 @@ void rig_make(rig_t *rig, uint32_t record_bytes, uint32_t slot_count, uint32_t h
 
 void rig_free(rig_t *rig)
 {
-    munmap(rig->control, rig->geometry.control_bytes);
-    munmap(rig->payload, rig->geometry.payload_bytes);
+    free_shared_memory(rig->control, rig->geometry.control_bytes);
+    free_shared_memory(rig->payload, rig->geometry.payload_bytes);
     free(rig->blocks);
 }
 
@@ -124,6 +158,14 @@ void rig_deal_again(rig_t *rig, uc_producer_t *ring)
     }
     CHECK_EQUAL(hand_count, rig->hand_count);
     CHECK_EQUAL(uc_lane_deal(&rig->producer, rig->class_index, hand, hand_count), UC_OK);
+}
+
+void sleeper_make(rig_sleeper_t *ret_sleeper, uint32_t ring_limit)
+{
+    memset(ret_sleeper, 0, sizeof *ret_sleeper);
+    ret_sleeper->sleeper.seen = ret_sleeper->seen;
+    ret_sleeper->sleeper.pending = ret_sleeper->pending;
+    ret_sleeper->sleeper.ring_limit = ring_limit;
 }
 
 /* ---- records ------------------------------------------------------------------------------------ */

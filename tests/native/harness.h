@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/types.h>
 
 #include "../../ipc/csrc/ring.h"
 
@@ -65,6 +66,14 @@ void rig_open(rig_t *rig, uint32_t queue_depth, uint32_t policy, uint64_t start,
 /* Finds the dead consumer's hand, which must be whole (exactly K slots), and deals it again. */
 void rig_deal_again(rig_t *rig, uc_producer_t *ring);
 
+/* What a consumer lane remembers between waits, with its arrays. */
+typedef struct {
+    uc_sleeper_t sleeper;
+    uint32_t seen[RIG_RINGS];
+    uint64_t pending[RIG_RINGS / 64];
+} rig_sleeper_t;
+void sleeper_make(rig_sleeper_t *ret_sleeper, uint32_t ring_limit);
+
 /* ---- records ------------------------------------------------------------------------------------ */
 #define RECORD_BYTES_MAX 65536u
 #define SLOT_BYTES_MAX 81920u /* holds any slot of such a record, rounded up to its class */
@@ -85,6 +94,9 @@ uc_status_t publish_record(uc_producer_t *ring, uint64_t id, uint32_t length_max
 uc_counts_t count_at_rest(const rig_t *rig, uc_producer_t *ring);
 
 /* ---- processes ---------------------------------------------------------------------------------- */
+/* A child that dies with this process. */
+pid_t fork_bound(void);
+
 /* Zeroed memory that children share. */
 void *shared_memory(size_t size_bytes);
 

@@ -1,39 +1,52 @@
-/* Ready bits, mail, sleeping and waking, room; in one thread, with deadlines that have passed. */
+/* Ticks, marks, mail, sleeping and waking, room; in one thread, with deadlines that have passed. */
 #include "harness.h"
 
 #include <string.h>
 
 static rig_t rig;
 
-static void a_mark_is_collected_once(void)
+static void news_and_marks_are_collected_once(void)
 {
+    rig_sleeper_t own;
     rig_make(&rig, 64, 4, 1);
-    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, 0), 0);
+    sleeper_make(&own, RIG_RINGS);
+    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, &own.sleeper, 0), 0);
     uc_doorbell_announce(&rig.producer, 5);
     uc_doorbell_announce(&rig.producer, 5);
     uc_doorbell_announce(&rig.producer, 63);
-    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, 0), 1ull << 5 | 1ull << 63);
-    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, 0), 0);
-    uc_doorbell_mark(&rig.consumer, 9);
-    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, 0), 1ull << 9);
+    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, &own.sleeper, 0), 1ull << 5 | 1ull << 63);
+    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, &own.sleeper, 0), 0);
+    uc_doorbell_mark(&own.sleeper, 9);
+    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, &own.sleeper, 0), 1ull << 9);
+    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, &own.sleeper, 1), 0);
+    own.sleeper.ring_limit = 5;
+    uc_doorbell_announce(&rig.producer, 5);
+    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, &own.sleeper, 0), 0);
+    own.sleeper.ring_limit = 6;
+    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, &own.sleeper, 0), 1ull << 5);
     rig_free(&rig);
 }
 
 static void a_wait_names_what_ended_it(void)
 {
+    rig_sleeper_t own;
+    uc_sleeper_t *sleeper = &own.sleeper;
     rig_make(&rig, 64, 4, 1);
-    uc_sleeper_t sleeper = {.ring_limit = RIG_RINGS};
-    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, &sleeper, 0), UC_TIMEOUT);
-    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, &sleeper, uc_monotonic_ns() + 1000000), UC_TIMEOUT);
+    sleeper_make(&own, RIG_RINGS);
+    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, sleeper, 0), UC_TIMEOUT);
+    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, sleeper, uc_monotonic_ns() + 1000000), UC_TIMEOUT);
     uc_doorbell_announce(&rig.producer, 3);
-    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, &sleeper, 0), UC_OK);
-    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, 0), 1ull << 3);
+    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, sleeper, 0), UC_OK);
+    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, sleeper, 0), 1ull << 3);
+    uc_doorbell_mark(sleeper, 4);
+    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, sleeper, 0), UC_OK);
+    CHECK_EQUAL(uc_doorbell_collect(&rig.consumer, sleeper, 0), 1ull << 4);
     uc_doorbell_mail(&rig.producer);
-    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, &sleeper, 0), UC_OK);
-    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, &sleeper, 0), UC_TIMEOUT);
-    uc_doorbell_interrupt(&rig.consumer, &sleeper);
-    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, &sleeper, 0), UC_INTERRUPTED);
-    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, &sleeper, 0), UC_TIMEOUT);
+    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, sleeper, 0), UC_OK);
+    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, sleeper, 0), UC_TIMEOUT);
+    uc_doorbell_interrupt(&rig.consumer, sleeper);
+    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, sleeper, 0), UC_INTERRUPTED);
+    CHECK_EQUAL(uc_doorbell_wait(&rig.consumer, sleeper, 0), UC_TIMEOUT);
     rig_free(&rig);
 }
 
@@ -81,7 +94,7 @@ static void a_wait_for_room_names_what_ended_it(void)
 int main(void)
 {
     set_deadline(60);
-    a_mark_is_collected_once();
+    news_and_marks_are_collected_once();
     a_wait_names_what_ended_it();
     only_a_parked_consumer_costs_a_system_call();
     a_wait_for_room_names_what_ended_it();

@@ -1,39 +1,10 @@
 /* The ring's two sides in one thread, held to a plain queue. usage: test_ring [seed] */
 #include "harness.h"
+#include "oracle.h"
 
 #include <string.h>
 
 #define NEAR_WRAP ((1ull << UC_POSITION_BITS) - 5) /* the entry's position wraps after 5 records */
-
-/* What a bounded queue with three policies does, said without slots, words or positions. */
-typedef struct {
-    uint64_t waiting[64];
-    uint32_t count;
-    uint64_t held[UC_HAND_COUNT];
-    uint32_t held_count;
-    uint64_t published, consumed, dropped_oldest, dropped_newest, lost;
-} oracle_t;
-
-static void oracle_remove_first(oracle_t *oracle)
-{
-    oracle->count--;
-    memmove(oracle->waiting, oracle->waiting + 1, oracle->count * sizeof oracle->waiting[0]);
-}
-
-static uc_status_t oracle_publish(oracle_t *oracle, uint64_t id, uint32_t depth, uint32_t policy)
-{
-    if (oracle->count == depth && policy != UC_DROP_OLDEST) {
-        oracle->dropped_newest += policy == UC_DROP_NEWEST;
-        return UC_FULL;
-    }
-    if (oracle->count == depth) {
-        oracle_remove_first(oracle);
-        oracle->dropped_oldest++;
-    }
-    oracle->waiting[oracle->count++] = id;
-    oracle->published++;
-    return UC_OK;
-}
 
 typedef struct {
     rig_t rig;
@@ -66,14 +37,7 @@ static void pair_make(pair_t *pair, uint32_t record_bytes, uint32_t depth, uint3
 static void check_accounts(pair_t *pair)
 {
     uc_counts_t counts = count_at_rest(&pair->rig, &pair->producer);
-    oracle_t *oracle = &pair->oracle;
-    CHECK_EQUAL(counts.published, oracle->published);
-    CHECK_EQUAL(counts.dropped_oldest, oracle->dropped_oldest);
-    CHECK_EQUAL(counts.dropped_newest, oracle->dropped_newest);
-    CHECK_EQUAL(counts.waiting, oracle->count);
-    CHECK_EQUAL(counts.consumed, oracle->consumed);
-    CHECK_EQUAL(counts.lost, oracle->lost);
-    CHECK_EQUAL((uint64_t)counts.in_hand, oracle->held_count);
+    CHECK(oracle_agrees(&pair->oracle, &counts));
 }
 
 static void finish(pair_t *pair)
@@ -85,8 +49,7 @@ static void finish(pair_t *pair)
         uc_hands_put(&pair->hands, pair->held[i].class_index, pair->held[i].slot);
     }
     uc_consumer_consume(&pair->consumer, pair->oracle.held_count);
-    pair->oracle.consumed += pair->oracle.held_count;
-    pair->oracle.held_count = 0;
+    oracle_finish(&pair->oracle);
 }
 
 static void take(pair_t *pair)
@@ -109,15 +72,13 @@ static void take(pair_t *pair)
     }
     CHECK_EQUAL(status, UC_OK);
     CHECK_EQUAL((uint64_t)taken.header.token_pos, oracle->waiting[0]);
-    oracle->held[oracle->held_count] = oracle->waiting[0];
-    pair->held[oracle->held_count++] = taken;
-    oracle_remove_first(oracle);
+    pair->held[oracle->held_count] = taken;
+    oracle_take(oracle);
 }
 
 static void die_and_be_replaced(pair_t *pair)
 {
-    pair->oracle.lost += pair->oracle.held_count;
-    pair->oracle.held_count = 0;
+    oracle_lose(&pair->oracle);
     CHECK_EQUAL(uc_producer_reap(&pair->producer), UC_OK);
     rig_deal_again(&pair->rig, &pair->producer);
     attach(pair);

@@ -27,14 +27,12 @@ static void *produce(void *argument)
         uc_status_t status;
         while ((status = publish_record(&run->producer, id, run->rig.record_bytes)) == UC_FULL
                && run->producer.policy == UC_BLOCK) {
-            (void)uc_doorbell_wake(&run->rig.producer);
             status = uc_room_wait(&run->producer, WAIT_NS);
             CHECK(status == UC_OK || status == UC_TIMEOUT);
         }
         CHECK(status == UC_OK || status == UC_FULL);
         uc_doorbell_announce(&run->rig.producer, 0);
-        if (prng_below(&run->producer_prng, 8) != 0)
-            (void)uc_doorbell_wake(&run->rig.producer);
+        (void)uc_doorbell_wake(&run->rig.producer);
         if (prng_below(&run->producer_prng, 64) == 0)
             uc_pause();
     }
@@ -108,14 +106,15 @@ static void *consume(void *argument)
     CHECK_EQUAL(uc_consumer_attach(&run->rig.consumer, 0, run->producer.queue_depth,
                                    run->producer.policy, 7, &reader.ring),
                 UC_OK);
-    uc_sleeper_t sleeper = {.ring_limit = RIG_RINGS};
+    rig_sleeper_t own;
+    sleeper_make(&own, RIG_RINGS);
     bool is_over = drain(run, &reader);
     while (!is_over) {
         uint64_t begin_ns = uc_monotonic_ns();
         if (run->parks_at_once)
-            sleeper.last_event_ns = 0;
-        (void)uc_doorbell_wait(&run->rig.consumer, &sleeper, begin_ns + WAIT_NS);
-        if (uc_doorbell_collect(&run->rig.consumer, 0) != 0)
+            own.sleeper.last_event_ns = 0;
+        (void)uc_doorbell_wait(&run->rig.consumer, &own.sleeper, begin_ns + WAIT_NS);
+        if (uc_doorbell_collect(&run->rig.consumer, &own.sleeper, 0) != 0)
             is_over = drain(run, &reader);
     }
     uc_consumer_detach(&reader.ring);
@@ -142,6 +141,8 @@ static void both_sides_agree(prng_t *prng, uint32_t policy, uint32_t depth, uint
     run.producer_prng.state = prng_next(prng);
     run.consumer_prng.state = prng_next(prng);
     rig_make(&run.rig, record_bytes, depth + 1 + hand, hand);
+    if (prng_below(prng, 2) == 0)
+        run.rig.producer.has_barrier = false; /* the other kind of fence */
     rig_open(&run.rig, depth, policy, depth, &run.producer);
     start_both(&run, produce, consume);
     uc_counts_t counts = count_at_rest(&run.rig, &run.producer);
@@ -175,17 +176,19 @@ static void *storm_consumer(void *argument)
     run_t *run = argument;
     uc_consumer_t ring;
     static uc_hands_t hands;
-    uc_sleeper_t sleeper = {.ring_limit = 1};
+    rig_sleeper_t own;
+    sleeper_make(&own, 1);
     CHECK_EQUAL(uc_consumer_attach(&run->rig.consumer, 0, 1, UC_DROP_OLDEST, 7, &ring), UC_OK);
     uint64_t end_ns = uc_monotonic_ns() + run->records * 1000000000ull;
     for (uint64_t now_ns = 0; now_ns < end_ns && run->waits_too_long == 0;) {
         uint64_t begin_ns = uc_monotonic_ns();
-        sleeper.last_event_ns = 0;
-        CHECK_EQUAL(uc_doorbell_wait(&run->rig.consumer, &sleeper, begin_ns + 20 * LOST_NS), UC_OK);
+        own.sleeper.last_event_ns = 0;
+        CHECK_EQUAL(uc_doorbell_wait(&run->rig.consumer, &own.sleeper, begin_ns + 20 * LOST_NS),
+                    UC_OK);
         now_ns = uc_monotonic_ns();
         run->waits_too_long += now_ns - begin_ns > LOST_NS;
         uc_taken_t taken;
-        (void)uc_doorbell_collect(&run->rig.consumer, 0);
+        (void)uc_doorbell_collect(&run->rig.consumer, &own.sleeper, 0);
         if (uc_consumer_take(&ring, &hands, false, &taken) != UC_OK)
             continue;
         uc_hands_put(&hands, taken.class_index, taken.slot);

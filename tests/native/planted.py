@@ -1,0 +1,64 @@
+"""Errors planted in copies of the ring's sources, each with the test program that must fail on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedEdit:
+    name: str
+    file: str
+    old: str  # occurs exactly once
+    new: str
+    program: str
+
+
+EDITS = (
+    PlantedEdit(
+        "a take forgets EVICTED", "consumer.c", "word & UC_ENTRY_EVICTED, hand)", "0, hand)", program="crash_points"
+    ),
+    PlantedEdit("EVICTED is never set", "ring.c", "? UC_ENTRY_EVICTED : 0", "? 0 : 0", program="crash_points"),
+    PlantedEdit(
+        "progress is not stored",
+        "ring.c",
+        "uc_store_release(&ring->block->progress,",
+        "(void)(",
+        program="crash_points",
+    ),
+    PlantedEdit(
+        "lost records are not counted",
+        "ring.c",
+        "uc_store_relaxed(&ring->block->lost, ring->lost);",
+        "",
+        program="crash_points",
+    ),
+    PlantedEdit(
+        "a copy is kept although the swap failed",
+        "consumer.c",
+        "if (!uc_cas_take(next_entry(ring), &word, word & ~UC_ENTRY_FULL))\n            continue;",
+        "(void)uc_cas_take(next_entry(ring), &word, word & ~UC_ENTRY_FULL);",
+        program="test_threads",
+    ),
+    PlantedEdit(
+        "a new consumer begins at the tail",
+        "consumer.c",
+        ".next = tail - queue_depth,",
+        ".next = tail,",
+        program="test_ring",
+    ),
+    PlantedEdit(
+        "the producer believes any slot",
+        "ring.c",
+        "|| class_index == UC_CLASS_COUNT || (attempt",
+        "|| (attempt",
+        program="fuzz",
+    ),
+    PlantedEdit(
+        "the consumer believes any header",
+        "consumer.c",
+        "if (header->sequence != ring->next || header->generation != ring->generation",
+        "if (header->sequence != ring->next",
+        program="fuzz",
+    ),
+)
