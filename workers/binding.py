@@ -270,15 +270,19 @@ class AsyncBinding:
         user = self.ring.statistics().user
         self._earlier_counters = tuple(self._earlier_counters[i] + user[i] for i in range(3))
 
-    def keep_answer(self, result: bytes | None) -> None:
-        """Keeps the worker's last word, or None where no worker will give one, and lets the ring go."""
+    def keep_answer(self, result: bytes | None, *, is_lane_closing: bool = False) -> None:
+        """Keeps the worker's last word, or None where no worker will give one, and lets the ring go.
+
+        A lane that is closing takes its rings with it: a worker that did not leave in time may still hold them.
+        """
         self._final_statistics = self._read_statistics()
         self._answer = result
         self.is_finished = True
         if self._start_answer is not None:
             self._note_ended_early(self._start_answer)
         self.ring.close()
-        self.ring.release()
+        if not is_lane_closing:
+            self.ring.release()
 
     def complete(self) -> None:
         """Lets `wait_result` return."""

@@ -368,7 +368,7 @@ class Supervisor:
                 binding.add_reason("worker_died")
             elif reason:
                 binding.add_reason(reason)
-            binding.keep_answer(None)
+            binding.keep_answer(None, is_lane_closing=self._is_closing)
             if self._relay.is_active and not binding.is_abandoned and not self._is_closing:
                 self._relay.put_result(binding)
             else:
