@@ -179,10 +179,14 @@ class Lane:
                 binding.note_loss(reason if is_culprit else neighbour_reason)
                 if binding.worker_losses >= 2 or binding.is_abandoned:
                     over.append(self.bindings.pop(binding.binding_id))
-            self.channel.close()
-            self.worker_socket.close()
-            self.state = "backing_off"
+            self._part()
             return over
+
+    def note_failed_start(self) -> None:
+        """No worker came of the last attempt; called on the supervisor's thread."""
+        with self._lock:
+            self.deaths.append(time.monotonic())
+            self._part()
 
     def renew(self) -> None:
         """Makes a fresh socket pair and says everything again that the next worker must know.
@@ -214,6 +218,11 @@ class Lane:
             self.memory.close()
 
     # ---- with _lock held -------------------------------------------------------------------------------------------
+
+    def _part(self) -> None:
+        self.channel.close()
+        self.worker_socket.close()
+        self.state = "backing_off"
 
     def _load_point(self, packed: PackedPoint, point_id: int) -> list[m.Frame]:
         if packed.digest in self._loaded:

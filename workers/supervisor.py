@@ -309,8 +309,10 @@ class Supervisor:
             self._loop.post(lambda: self._loop.bury(lane))
 
     def _note_not_spawned(self, lane: Lane, reason: str) -> None:
+        # No binding has lost anything by it: the next attempt finds rings and frames as they are.
         _logger.error("worker %s could not be started: %s", lane.name, reason)
-        self._note_death(lane, 0)
+        lane.note_failed_start()
+        self._loop.after(delay_before_restart_s(lane), lambda: self._restart(lane))
 
     def _note_finished(self, binding: AsyncBinding) -> None:
         health = self._health.get(binding.worker_key)
