@@ -164,6 +164,7 @@ static uc_status_t look(uc_consumer_t *ring, bool producer_is_gone, uint32_t *lo
         } else if (distance == -(int64_t)ring->queue_depth) {
             if (is_ending)
                 return state == UC_RING_CORRUPT ? UC_CORRUPT : UC_END_OF_STREAM;
+            UC_STEP("take.empty");
             state = uc_load_acquire(&ring->block->state); /* SYNC state */
             if (state == UC_RING_OPEN)
                 return UC_EMPTY;
@@ -222,6 +223,7 @@ uc_status_t uc_consumer_take(uc_consumer_t *ring, uc_hands_t *hands, bool produc
         if (status != UC_OK)
             return status == UC_CORRUPT ? corrupt(ring) : status;
         uint64_t left = uc_entry_pack(ring->next, word & UC_ENTRY_EVICTED, hand);
+        UC_STEP("take.looked");
         /* SYNC entry: takes the slot's bytes (acquire) and leaves a slot whose reads are over
          * (release; pairs with the acquire of the producer's swap). */
         if (!uc_cas_take(next_entry(ring), &word, left)) {

@@ -177,6 +177,7 @@ static uc_status_t swap_hand(uc_producer_t *ring, uint64_t *ret_replaced, uint32
     /* SYNC entry: receives a slot whose last reads are over; pairs with the release of the
      * consumer's swap in uc_consumer_take. */
     uint64_t word = uc_load_acquire(entry);
+    UC_STEP("publish.looked");
     for (int attempt = 0; attempt < 2; attempt++) {
         bool is_full = (word & UC_ENTRY_FULL) != 0;
         uint32_t class_index = uc_lane_slot_class(ring->lane, uc_entry_slot(word));

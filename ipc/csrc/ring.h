@@ -17,9 +17,10 @@
  *
  * Who writes which word, in which order, per publication and per take: see ring.c, heads of
  * uc_producer_publish and uc_consumer_take. The labels of UC_STEP in order:
- *   publish   "publish.begin" "publish.filled" "publish.swapped" "publish.progress"
- *             "publish.tail"; a refusal "publish.refused"
- *   take      "take.begin" "take.swapped" "take.end"; copying take "take.copied"
+ *   publish   "publish.begin" "publish.filled" "publish.looked" "publish.swapped"
+ *             "publish.progress" "publish.tail"; a refusal "publish.refused"
+ *   take      "take.begin" "take.looked" "take.swapped" "take.end"; nothing there "take.empty";
+ *             copying take "take.copied"
  *   consume   "consume.begin" "consume.stored"
  *   close     "close.begin" "close.stored"
  *   announce  "announce.begin" "announce.ticked"; wake "wake.begin" "wake.exchanged" "wake.done"
