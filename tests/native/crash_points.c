@@ -309,13 +309,14 @@ static bool kill_at_step(int victim, uint64_t kill_at, uint32_t depth, uint32_t 
 }
 
 static const char *const every_label[] = {
-    "publish.begin",   "publish.filled", "publish.swapped", "publish.progress", "publish.tail",
-    "publish.refused", "take.begin",     "take.swapped",    "take.end",         "take.copied",
-    "consume.begin",   "consume.stored", "close.begin",     "close.stored",     "announce.begin",
-    "announce.ticked", "wake.begin",     "wake.exchanged",  "wake.done",        "sleep.napping",
-    "sleep.parked",    "sleep.awake",    "room.waiting",    "room.slept",       "room.begin",
-    "room.grown",      "room.woken",     "open.geometry",   "open.entries",     "open.stored",
-    "install.entry",   "deal.slot",      "deal.stored",     "reap.lost",        "reap.state",
+    "publish.begin", "publish.filled",  "publish.looked",  "publish.swapped", "publish.progress",
+    "publish.tail",  "publish.refused", "take.begin",      "take.looked",     "take.swapped",
+    "take.end",      "take.copied",     "consume.begin",   "consume.stored",  "close.begin",
+    "close.stored",  "announce.begin",  "announce.ticked", "wake.begin",      "wake.exchanged",
+    "wake.done",     "sleep.napping",   "sleep.parked",    "sleep.awake",     "room.waiting",
+    "room.slept",    "room.begin",      "room.grown",      "room.woken",      "open.geometry",
+    "open.entries",  "open.stored",     "install.entry",   "deal.slot",       "deal.stored",
+    "reap.lost",     "reap.state",
 };
 
 int main(void)

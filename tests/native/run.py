@@ -58,7 +58,7 @@ def compile_program(
     folder = BUILD / f"{variant}-{compiler}"
     folder.mkdir(parents=True, exist_ok=True)
     target, fresh = folder / program, folder / f"{program}.{os.getpid()}"
-    crash_points = ["-DUC_CRASH_POINTS"] if program == "crash_points" else []
+    crash_points = ["-DUC_CRASH_POINTS"] if program in ("crash_points", "test_interleavings") else []
     sources = [HERE / f"{program}.c", HERE / "harness.c", *(core / name for name in CORE)]
     command = ["nice", compiler, *FLAGS, *flags, *crash_points, "-o", str(fresh), *map(str, sources)]
     run(command)
@@ -114,13 +114,15 @@ def compilers(*flags: str) -> list[str]:
 def run_plain(dose: Dose) -> None:
     for compiler in compilers():
         play(compile_program("test_ring", "plain", ["-O2"], compiler=compiler), dose.seed)
+        play(compile_program("test_interleavings", "plain", ["-O2"], compiler=compiler), dose.seed)
         play(compile_program("test_doorbell", "plain", ["-O2"], compiler=compiler))
-        play(compile_program("test_threads", "plain", ["-O2"], compiler=compiler), dose.seed)
+        play(compile_program("test_threads", "plain", ["-O2"], compiler=compiler), dose.seed, 5000)
 
 
 def run_asan(dose: Dose) -> None:
     for compiler in compilers(*ASAN):
         play(compile_program("test_ring", "asan", ASAN, compiler=compiler), dose.seed)
+        play(compile_program("test_interleavings", "asan", ASAN, compiler=compiler), dose.seed)
         play(compile_program("test_doorbell", "asan", ASAN, compiler=compiler))
         play(compile_program("test_threads", "asan", ASAN, compiler=compiler), dose.seed, 5000)
     play(compile_program("crash_points", "asan", ASAN))
@@ -150,6 +152,7 @@ def run_aarch64(dose: Dose) -> None:
             raise NativeFailure(f"{tool} is not installed (Debian packages gcc-aarch64-linux-gnu and qemu-user)")
     arguments: dict[str, tuple[object, ...]] = {
         "test_ring": (dose.seed,),
+        "test_interleavings": (dose.seed,),
         "test_doorbell": (),
         "test_threads": (dose.seed, 500),
     }
