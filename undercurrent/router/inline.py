@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from undercurrent.core import Coverage, CoverageReason, Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext
+from undercurrent.router.inline_outlet import InlineOutlet
 from undercurrent.router.tally import Tally
+from undercurrent.sinks import SignalRecord
 from undercurrent.spec import ActivationRecord, ExtractionPoint, OnError
 
-__all__ = ["Dispatch", "InlineBinding", "empty_result", "with_coverage"]
+__all__ = ["Dispatch", "InlineBinding", "empty_result", "model_of", "with_coverage"]
 
 _logger = logging.getLogger("undercurrent.router")
 
@@ -25,13 +27,32 @@ class InlineBinding:
     several threads at once.
     """
 
-    __slots__ = ("_context", "_errors", "_is_error_logged", "_routed", "dispatch", "point", "probe", "request_id")
+    __slots__ = (
+        "_context",
+        "_errors",
+        "_is_error_logged",
+        "_outlet",
+        "_routed",
+        "dispatch",
+        "point",
+        "probe",
+        "request_id",
+    )
 
-    def __init__(self, *, request_id: str, point: ExtractionPoint, probe: Probe, context: RequestContext) -> None:
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        point: ExtractionPoint,
+        probe: Probe,
+        context: RequestContext,
+        outlet: InlineOutlet,
+    ) -> None:
         self.request_id = request_id
         self.point = point
         self.probe = probe
         self._context = context
+        self._outlet = outlet
         self._routed = Tally()
         self._errors = Tally()
         self._is_error_logged = False
@@ -60,28 +81,40 @@ class InlineBinding:
         on_activation = self.probe.on_activation
         count_routed = self._routed.bump
         count_error = self._errors.bump
+        report = self._report
+        answer_error = None if self.point.on_error == OnError.RAISE else self._answer_error
 
         def dispatch(record: ActivationRecord) -> ProbeSignal | None:
-            count_routed()
+            sequence = count_routed()
             try:
-                return on_activation(record)
-            except BaseException:
+                signal = on_activation(record)
+            except BaseException as error:
                 count_error()
-                raise
+                if answer_error is None or not isinstance(error, (Exception, SystemExit)):
+                    raise
+                signal = answer_error(error)
+            if signal is not None:
+                report(signal, record, sequence)
+            return signal
 
-        if self.point.on_error == OnError.RAISE:
-            return dispatch
-        action = ProbeAction.ABORT if self.point.on_error == OnError.ABORT else ProbeAction.CONTINUE
+        return dispatch
 
-        def dispatch_guarded(record: ActivationRecord) -> ProbeSignal | None:
-            try:
-                return dispatch(record)
-            except (Exception, SystemExit) as error:
-                return self._error_signal(error, action)
+    def _report(self, signal: ProbeSignal, record: ActivationRecord, sequence: int) -> None:
+        """Offers a signal to the sinks of inline points."""
+        if self._outlet.wants(signal):
+            self._outlet.take_signal(
+                SignalRecord(
+                    self.request_id,
+                    self.point.name,
+                    signal,
+                    sequence=sequence,
+                    layer=record.layer,
+                    position=record.token_pos,
+                    model=model_of(self._context),
+                )
+            )
 
-        return dispatch_guarded
-
-    def _error_signal(self, error: BaseException, action: ProbeAction) -> ProbeSignal:
+    def _answer_error(self, error: BaseException) -> ProbeSignal:
         """Answers for a probe that raised under `on_error: abort | continue`; the first error is logged."""
         if not self._is_error_logged:
             self._is_error_logged = True
@@ -92,7 +125,7 @@ class InlineBinding:
                 exc_info=error,
             )
         return ProbeSignal(
-            action,
+            ProbeAction.ABORT if self.point.on_error == OnError.ABORT else ProbeAction.CONTINUE,
             metadata={
                 "router_error": True,
                 "error_type": type(error).__name__,
@@ -100,6 +133,13 @@ class InlineBinding:
                 "extraction_point_name": self.point.name,
             },
         )
+
+
+def model_of(context: RequestContext) -> str | None:
+    """The model that a request's context names, as far as it names one."""
+    metadata = context.prompt_metadata
+    model = metadata.get("model") if isinstance(metadata, Mapping) else None
+    return model if isinstance(model, str) else None
 
 
 def as_result(value: object, request_id: str, point_name: str) -> ProbeResult:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from undercurrent.core import RequestContext
-from undercurrent.router.inline import InlineBinding
+from undercurrent.router.inline import InlineBinding, model_of
+from undercurrent.router.inline_outlet import InlineOutlet
 from undercurrent.router.planning import InlinePlan, Plan
 from undercurrent.router.requests import LiveRequest
 from undercurrent.router.sampling import SkippedBinding, skips_request
+from undercurrent.router.supervision import Supervision
 from undercurrent.workers import BindingPlan
 
 if TYPE_CHECKING:
@@ -24,8 +26,8 @@ def build_request(
     request_id: str,
     plans: Sequence[Plan],
     context: RequestContext,
+    supervision: Supervision,
     *,
-    get_supervisor: Callable[[], Supervisor],
     wait_s: float | None,
 ) -> LiveRequest:
     """Builds and starts every binding of a request; holds no lock, as constructors and `on_start` are the user's code.
@@ -36,11 +38,13 @@ def build_request(
     kept = [plan for plan in plans if not skips_request(plan.point, request_id)]
     async_plans = [plan for plan in kept if isinstance(plan, BindingPlan)]
     if async_plans:
-        supervisor = get_supervisor()
+        supervisor = supervision.get()
         for plan in async_plans:
             supervisor.check(plan)
     bindings: dict[str, Binding] = {}
-    inline = [_spawn_inline(request_id, plan, context) for plan in kept if isinstance(plan, InlinePlan)]
+    inline = [
+        _spawn_inline(request_id, plan, context, supervision.outlet) for plan in kept if isinstance(plan, InlinePlan)
+    ]
     for binding in inline:
         binding.start()
         bindings[binding.point.name] = binding
@@ -48,12 +52,12 @@ def build_request(
         bindings.update(_open_async(supervisor, async_plans, wait_s))
     points = {plan.point.name: plan.point for plan in plans}
     in_order = {name: bindings.get(name) or SkippedBinding(request_id, name) for name in points}
-    return LiveRequest(request_id, points, in_order)
+    return LiveRequest(request_id, points, in_order, model_of(context))
 
 
-def _spawn_inline(request_id: str, plan: InlinePlan, context: RequestContext) -> InlineBinding:
+def _spawn_inline(request_id: str, plan: InlinePlan, context: RequestContext, outlet: InlineOutlet) -> InlineBinding:
     probe = plan.factory.spawn(request_id, plan.point.name, **plan.point.probe_args)
-    return InlineBinding(request_id=request_id, point=plan.point, probe=probe, context=context)
+    return InlineBinding(request_id=request_id, point=plan.point, probe=probe, context=context, outlet=outlet)
 
 
 def _open_async(supervisor: Supervisor, plans: Sequence[BindingPlan], wait_s: float | None) -> dict[str, AsyncBinding]:

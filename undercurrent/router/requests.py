@@ -42,12 +42,18 @@ class LiveRequest:
     points: dict[str, ExtractionPoint]
     bindings: dict[str, Binding]
     """By point name, in the order of registration."""
+    model: str | None = None
+    """The model that the request's context names."""
     routes: dict[RouteKey, Dispatch] = field(init=False)
     row_targets: dict[RouteKey, RowTarget] = field(init=False)
     """The routes whose records go to a worker without further ado, so that many can go in one call."""
 
     def __post_init__(self) -> None:
         self._build_routes()
+
+    def local_names(self) -> list[str]:
+        """The names of the points whose results are made in this process."""
+        return [name for name, binding in self.bindings.items() if isinstance(binding, LocalBinding)]
 
     def worker_bindings(self) -> dict[str, WorkerBinding]:
         """The bindings whose probes run in workers, by point name."""

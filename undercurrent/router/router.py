@@ -131,7 +131,7 @@ class Router:
         plans = plan_request(request_id, extraction_points, request_ctx, self._defaults)
         self._table.reserve(request_id)
         try:
-            request = build_request(request_id, plans, request_ctx, get_supervisor=self._supervision.get, wait_s=wait_s)
+            request = build_request(request_id, plans, request_ctx, self._supervision, wait_s=wait_s)
         except BaseException:
             self._table.release(request_id)
             raise
@@ -238,20 +238,21 @@ class Router:
 
     # ---- who listens -----------------------------------------------------------------------------------------------
 
-    def attach_log_sink(self, sink: LogSinkLike | None) -> None:
+    def attach_log_sink(self, sink: LogSinkLike | None, *, inline: bool = False) -> None:
         """Makes `sink` the only log sink, for live requests too; None detaches every sink.
 
         A sink that is a handle, such as `FileLogSink`, works in the workers; any other object with `write_signal` and
-        `write_result` is called on a thread of this process, in order. What it raises is logged.
+        `write_result` is called on a thread of this process, in order. What it raises is logged. With `inline`, aborts,
+        flags and results of inline points reach it too, on another thread of this process.
 
         Raises:
             ProbingTypeError: the sink lacks a method.
         """
-        self._supervision.replace_sinks(sink)
+        self._supervision.replace_sinks(sink, is_inline=inline)
 
-    def add_log_sink(self, sink: LogSinkLike) -> None:
+    def add_log_sink(self, sink: LogSinkLike, *, inline: bool = False) -> None:
         """Adds a log sink behind those attached. Raises as `attach_log_sink`."""
-        self._supervision.add_sink(sink)
+        self._supervision.add_sink(sink, is_inline=inline)
 
     def remove_log_sink(self, sink: LogSinkLike) -> None:
         """Detaches one log sink.
@@ -321,7 +322,8 @@ class Router:
         deadline = time.monotonic() + timeout_s
         supervisor = self._supervision.supervisor
         are_workers_done = supervisor is None or supervisor.flush(deadline)
-        return self._relay.flush(deadline) and are_workers_done
+        is_outlet_empty = self._supervision.outlet.flush(deadline)
+        return self._relay.flush(deadline) and is_outlet_empty and are_workers_done
 
     def shutdown(self, wait: bool = True, timeout: float | None = None) -> None:
         """Ends the workers; every later call but this one raises `RouterError`. Idempotent.
@@ -359,6 +361,9 @@ class Router:
 
     def _finish(self, request: LiveRequest, deadline: float) -> dict[str, ProbeResult]:
         results = collect_results(request, deadline)
+        outlet = self._supervision.outlet
+        outlet.take_results({name: results[name] for name in request.local_names()}, request.request_id, request.model)
+        outlet.flush(deadline)
         self._relay.note_ended(_looks([request]))
         self._listeners.notify(request.request_id, results)
         return results

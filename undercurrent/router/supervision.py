@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from undercurrent.core import ProbeResult, ProbeSignal
 from undercurrent.errors import ProbingTypeError, ProbingValueError, RouterError, did_you_mean, one_of
+from undercurrent.router.inline_outlet import InlineOutlet
 from undercurrent.router.requests import SHUT_DOWN
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ class WorkerSettings:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _AttachedSink:
+    sink: LogSinkLike
+    is_inline: bool
+    """Whether it also gets what inline points say."""
+
+
 class Supervision:
     """Owns the supervisor and the list of sinks. `close` is idempotent and final."""
 
@@ -69,7 +77,9 @@ class Supervision:
         self._settings = settings
         self._on_created = on_created
         self._lock = threading.Lock()
-        self._sinks: list[LogSinkLike] = []  # guarded by _lock
+        self._sinks: list[_AttachedSink] = []  # guarded by _lock
+        self.outlet = InlineOutlet()
+        """Where what inline points say goes."""
         self._is_closed = False  # guarded by _lock
         self._inherited: list[Supervisor] = []
         self.supervisor: Supervisor | None = None
@@ -95,21 +105,24 @@ class Supervision:
                 memory_max_bytes=self._settings.memory_max_bytes,
                 engine_cpus=self._settings.engine_cpus,
             )
-            supervisor.set_sinks(list(self._sinks))
+            supervisor.set_sinks([attached.sink for attached in self._sinks])
             self.supervisor = supervisor
         self._on_created()
         return supervisor
 
-    def replace_sinks(self, sink: LogSinkLike | None) -> None:
+    def replace_sinks(self, sink: LogSinkLike | None, *, is_inline: bool) -> None:
         """Puts `sink` in place of all sinks; None leaves none."""
         with self._lock:
-            self._set_sinks([] if sink is None else [_checked(sink)])
+            self._set_sinks([] if sink is None else [_AttachedSink(_checked(sink), is_inline)])
 
-    def add_sink(self, sink: LogSinkLike) -> None:
-        """Adds a sink behind the others; one that is there already is not added twice."""
+    def add_sink(self, sink: LogSinkLike, *, is_inline: bool) -> None:
+        """Adds a sink behind the others; one that is there already keeps its place and gets `is_inline`."""
+        attached = _AttachedSink(_checked(sink), is_inline)
         with self._lock:
-            if all(known is not sink for known in self._sinks):
-                self._set_sinks([*self._sinks, _checked(sink)])
+            if any(known.sink is sink for known in self._sinks):
+                self._set_sinks([attached if known.sink is sink else known for known in self._sinks])
+            else:
+                self._set_sinks([*self._sinks, attached])
 
     def remove_sink(self, sink: LogSinkLike) -> None:
         """Removes a sink.
@@ -118,7 +131,7 @@ class Supervision:
             RouterError: it is not attached.
         """
         with self._lock:
-            left = [known for known in self._sinks if known is not sink]
+            left = [known for known in self._sinks if known.sink is not sink]
             if len(left) == len(self._sinks):
                 raise RouterError(f"the sink {sink!r} is not attached; attach it with `add_log_sink`")
             self._set_sinks(left)
@@ -128,6 +141,9 @@ class Supervision:
         with self._lock:
             self._is_closed = True
             supervisor, self.supervisor = self.supervisor, None
+        if wait:
+            self.outlet.flush(deadline)
+        self.outlet.close()
         if supervisor is not None:
             supervisor.close(wait=wait, deadline=deadline)
 
@@ -138,11 +154,13 @@ class Supervision:
             # Kept and never called: finalizing it would close what the parent shares with its workers.
             self._inherited.append(self.supervisor)
             self.supervisor = None
+        self.outlet.renew_after_fork()
 
-    def _set_sinks(self, sinks: list[LogSinkLike]) -> None:
+    def _set_sinks(self, sinks: list[_AttachedSink]) -> None:
         self._sinks = sinks
+        self.outlet.set_sinks([attached.sink for attached in sinks if attached.is_inline])
         if self.supervisor is not None:
-            self.supervisor.set_sinks(list(sinks))
+            self.supervisor.set_sinks([attached.sink for attached in sinks])
 
 
 def _checked(sink: LogSinkLike) -> LogSinkLike:

@@ -1,0 +1,138 @@
+"""What inline points say, for the sinks that were attached with `inline=True`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from undercurrent.core import ProbeAction, ProbeResult, ProbeSignal
+from undercurrent.sinks import ResultRecord, SignalRecord
+
+if TYPE_CHECKING:
+    from undercurrent.router.supervision import LogSinkLike
+
+__all__ = ["InlineOutlet"]
+
+_logger = logging.getLogger("undercurrent.router")
+
+_WAITING_COUNT_MAX = 65_536
+
+Entry = SignalRecord | ResultRecord
+
+
+class InlineOutlet:
+    """Owns the thread `undercurrent-inline-sinks`, which calls the sinks in order, off the engine's thread.
+
+    The thread is started by the first entry and ends with `close`. A sink that falls behind by 65,536 entries loses the
+    newest, which is logged once: an engine must not wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._sinks: tuple[LogSinkLike, ...] = ()
+        self._condition = threading.Condition()
+        self._entries: deque[Entry] = deque()  # guarded by _condition, as is all below
+        self._thread: threading.Thread | None = None
+        self._taken_count = 0
+        self._written_count = 0
+        self._is_closed = False
+        self._is_loss_logged = False
+
+    def set_sinks(self, sinks: Sequence[LogSinkLike]) -> None:
+        """Replaces the sinks at once; what waits goes to the new ones."""
+        self._sinks = tuple(sinks)
+
+    def wants(self, signal: ProbeSignal) -> bool:
+        """Whether `signal` is an abort or a flag and a sink wants it."""
+        return bool(self._sinks) and signal.action != ProbeAction.CONTINUE
+
+    def take_signal(self, record: SignalRecord) -> None:
+        """Takes a signal that is wanted; never waits for a sink."""
+        self._put([record])
+
+    def take_results(self, results: Mapping[str, ProbeResult], request_id: str, model: str | None) -> None:
+        """Takes the results of a request's inline points."""
+        if self._sinks:
+            self._put([ResultRecord(request_id, name, result, model=model) for name, result in results.items()])
+
+    def flush(self, deadline: float) -> bool:
+        """Waits until the sinks have what was taken so far; False when `deadline` (monotonic) passed first."""
+        with self._condition:
+            wanted = self._taken_count
+            return self._condition.wait_for(
+                lambda: self._written_count >= wanted or self._is_closed, max(0.0, deadline - time.monotonic())
+            )
+
+    def close(self) -> None:
+        """Lets the thread end; waits for nothing. Idempotent."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify_all()
+
+    def renew_after_fork(self) -> None:
+        """In a forked child: the thread and what it had not written are the parent's."""
+        self._condition = threading.Condition()
+        self._entries = deque()
+        self._thread = None
+        self._written_count = self._taken_count
+
+    def _put(self, entries: Sequence[Entry]) -> None:
+        with self._condition:
+            room = _WAITING_COUNT_MAX - len(self._entries)
+            if len(entries) > room and not self._is_loss_logged:
+                self._is_loss_logged = True
+                _logger.error("the sinks of inline points are too slow: entries are left out (said once)")
+            accepted = entries[: max(room, 0)]
+            self._entries.extend(accepted)
+            self._taken_count += len(accepted)
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name="undercurrent-inline-sinks", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                # Woken by `_put` and `close`, the only ways for anything to change.
+                self._condition.wait_for(lambda: self._entries or self._is_closed)
+                if not self._entries:
+                    return
+                entries = list(self._entries)
+                self._entries.clear()
+            sinks = self._sinks
+            for entry in entries:
+                for sink in sinks:
+                    _guarded(_write, sink, entry)
+            for sink in sinks:
+                _guarded(_flush, sink)
+            with self._condition:
+                self._written_count += len(entries)
+                self._condition.notify_all()
+
+
+def _write(sink: LogSinkLike, entry: Entry) -> None:
+    """Gives `entry` to `sink`, whole where the sink takes it whole."""
+    kind = "signal" if isinstance(entry, SignalRecord) else "result"
+    write_record = getattr(sink, f"write_{kind}_record", None)
+    if write_record is not None:
+        write_record(entry)
+    elif isinstance(entry, SignalRecord):
+        sink.write_signal(entry.request_id, entry.extraction_point_name, entry.signal)
+    else:
+        sink.write_result(entry.request_id, entry.extraction_point_name, entry.result)
+
+
+def _flush(sink: LogSinkLike) -> None:
+    flush = getattr(sink, "flush", None)
+    if flush is not None:
+        flush()
+
+
+def _guarded(call: Callable[..., None], sink: LogSinkLike, *args: Entry) -> None:
+    try:
+        call(sink, *args)
+    except Exception:
+        _logger.exception("sink %s of inline points raised; the request goes on", type(sink).__name__)
