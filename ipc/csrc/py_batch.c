@@ -250,16 +250,16 @@ static PyObject *batch_is_finished(PyObject *op, void *closure)
 
 static PyMethodDef batch_methods[] = {
     {"view", batch_view, METH_O,
-     "view(index, /)\n--\n\nA read-only memoryview of a record's payload, in place.\n\n"
+     "view($self, index, /)\n--\n\nA read-only memoryview of a record's payload, in place.\n\n"
      "It stays valid after `finish`: the slot then stays out of the consumer's hand until the "
      "view\n"
      "and everything made from it are gone."},
-    {"copy", batch_copy, METH_O, "copy(index, /)\n--\n\nA record's payload as a bytearray."},
+    {"copy", batch_copy, METH_O, "copy($self, index, /)\n--\n\nA record's payload as a bytearray."},
     {"copy_into", UC_METHOD(batch_copy_into), METH_FASTCALL,
-     "copy_into(index, buffer, /)\n--\n\nCopies a record's payload; the number of bytes.\n\n"
+     "copy_into($self, index, buffer, /)\n--\n\nCopies a record's payload; the number of bytes.\n\n"
      "Raises:\n    ValueError: the buffer is too small."},
     {"gather", batch_gather, METH_O,
-     "gather(buffer, /)\n--\n\nCopies all payloads, end to end; the number of bytes.\n\n"
+     "gather($self, buffer, /)\n--\n\nCopies all payloads, end to end; the number of bytes.\n\n"
      "Raises:\n    ValueError: the lengths differ or the buffer is too small."},
     {NULL, NULL, 0, NULL},
 };

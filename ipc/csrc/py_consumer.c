@@ -67,7 +67,7 @@ static PyObject *raise_closed(const uc_consumer_lane_t *self)
 }
 
 PyDoc_STRVAR(lane_wait_doc,
-             "wait(timeout_s, /)\n--\n\n"
+             "wait($self, timeout_s, /)\n--\n\n"
              "Waits until a ring is ready or mail is new, without the interpreter's lock.\n\n"
              "Spins 20 us, naps by timer while something came within the last 20 ms, then parks. "
              "False: the\n"
@@ -209,19 +209,23 @@ static PyObject *lane_get(PyObject *op, void *closure)
 static PyMethodDef lane_methods[] = {
     {"wait", lane_wait, METH_O, lane_wait_doc},
     {"take_ready", lane_take_ready, METH_NOARGS,
-     "take_ready()\n--\n\nIndices of the rings marked ready, in order; clears the marks."},
+     "take_ready($self, /)\n--\n\nIndices of the rings marked ready, in order; clears the marks."},
     {"mark_ready", lane_mark_ready, METH_O,
-     "mark_ready(ring_index, /)\n--\n\nMarks a ring again that was left before it was empty."},
+     "mark_ready($self, ring_index, /)\n--\n\nMarks a ring again that was left before it was "
+     "empty."},
     {"set_activity", lane_set_activity, METH_O,
-     "set_activity(generation, /)\n--\n\nSays whose user code runs from now on, 0 for none."},
+     "set_activity($self, generation, /)\n--\n\nSays whose user code runs from now on, 0 for "
+     "none."},
     {"wake", lane_wake, METH_NOARGS,
-     "wake()\n--\n\nMakes the wait that runs, or else the next one, return False. Any thread."},
+     "wake($self, /)\n--\n\nMakes the wait that runs, or else the next one, return False. Any "
+     "thread."},
     {"producer_gone", lane_set_producer_gone, METH_NOARGS,
-     "producer_gone()\n--\n\nTells the lane that the producer is dead: an empty ring is then at "
+     "producer_gone($self, /)\n--\n\nTells the lane that the producer is dead: an empty ring is "
+     "then at "
      "its end."},
-    {"_close", lane_close_core, METH_NOARGS, "_close()\n--\n\nLets go of the mappings."},
+    {"_close", lane_close_core, METH_NOARGS, "_close($self, /)\n--\n\nLets go of the mappings."},
     {"_forget", lane_forget, METH_NOARGS,
-     "_forget()\n--\n\nIn a forked child: the lane is closed here and its mappings are not "
+     "_forget($self, /)\n--\n\nIn a forked child: the lane is closed here and its mappings are not "
      "touched."},
     {NULL, NULL, 0, NULL},
 };
@@ -380,7 +384,7 @@ static long take_limit(uc_consumer_ring_t *self, PyObject *argument)
 
 PyDoc_STRVAR(
     ring_take_doc,
-    "take(max_records, /)\n--\n\n"
+    "take($self, max_records, /)\n--\n\n"
     "Takes up to max_records waiting records, at most 16 or the ring's depth in hand at once.\n\n"
     "None: empty now, or at its end (see `at_end`).\n\n"
     "Raises:\n    RingCorruptError: shared memory holds what no honest producer writes.\n"
@@ -496,17 +500,19 @@ static PyObject *ring_get(PyObject *op, void *closure)
 static PyMethodDef ring_methods[] = {
     {"take", ring_take, METH_O, ring_take_doc},
     {"finish", ring_finish, METH_O,
-     "finish(batch, /)\n--\n\nThe batch was handled: it counts as consumed and its slots "
+     "finish($self, batch, /)\n--\n\nThe batch was handled: it counts as consumed and its slots "
      "return.\n\n"
      "A slot with a living view returns when the view dies; `batch.held` counts those. "
      "Idempotent."},
     {"detach", ring_detach, METH_NOARGS,
-     "detach()\n--\n\nLets go of the ring: the producer may take its memory back. Idempotent."},
+     "detach($self, /)\n--\n\nLets go of the ring: the producer may take its memory back. "
+     "Idempotent."},
     {"set_user", UC_METHOD(ring_set_user), METH_FASTCALL,
-     "set_user(index, value, /)\n--\n\nStores one of four counters whose meaning is the consumer's "
+     "set_user($self, index, value, /)\n--\n\nStores one of four counters whose meaning is the "
+     "consumer's "
      "own."},
     {"_counts", ring_counts, METH_NOARGS,
-     "_counts()\n--\n\nThe counters, None when closed or corrupt."},
+     "_counts($self, /)\n--\n\nThe counters, None when closed or corrupt."},
     {NULL, NULL, 0, NULL},
 };
 

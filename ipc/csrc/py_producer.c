@@ -163,7 +163,7 @@ static PyObject *publish_source(uc_producer_ring_t *self, uc_slot_header_t *head
 
 PyDoc_STRVAR(
     publish_doc,
-    "publish(source, kind, layer, token_pos, flags, timestamp, /)\n--\n\n"
+    "publish($self, source, kind, layer, token_pos, flags, timestamp, /)\n--\n\n"
     "Copies one record into the ring and answers a status of `undercurrent.ipc.layout`.\n\n"
     "`source` has the buffer protocol (C-contiguous, a native one-character format, at most four\n"
     "dimensions) or is a torch tensor in this process's memory. UNSUPPORTED, NO_SLOT and "
@@ -188,7 +188,7 @@ static PyObject *ring_publish(PyObject *op, PyObject *const *args, Py_ssize_t na
 
 PyDoc_STRVAR(
     publish_opaque_doc,
-    "publish_opaque(data, kind, layer, token_pos, flags, timestamp, /)\n--\n\n"
+    "publish_opaque($self, data, kind, layer, token_pos, flags, timestamp, /)\n--\n\n"
     "Publishes bytes without a type: dtype code 255, shape (len(data),). Otherwise like publish.");
 
 static PyObject *ring_publish_opaque(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
@@ -221,7 +221,7 @@ static uc_status_t wait_slice(uc_producer_ring_t *self, uint64_t slice_ns)
     return status;
 }
 
-PyDoc_STRVAR(wait_room_doc, "wait_room(timeout_s, /)\n--\n\n"
+PyDoc_STRVAR(wait_room_doc, "wait_room($self, timeout_s, /)\n--\n\n"
                             "Waits for room, at most timeout_s, without the interpreter's lock.\n\n"
                             "True: try again. False: none came, the ring is closed or corrupt, or "
                             "`interrupt` was called since\n"
@@ -411,17 +411,21 @@ static PyMethodDef ring_methods[] = {
     {"publish_opaque", UC_METHOD(ring_publish_opaque), METH_FASTCALL, publish_opaque_doc},
     {"wait_room", ring_wait_room, METH_O, wait_room_doc},
     {"interrupt", ring_interrupt, METH_NOARGS,
-     "interrupt()\n--\n\nMakes the waits for room that run, or else the next one, return False."},
-    {"_refuse", ring_refuse, METH_O, "_refuse(refusal, /)\n--\n\nCounts a refused record."},
-    {"_close", ring_close_core, METH_NOARGS, "_close()\n--\n\nNo more records; wakes both sides."},
+     "interrupt($self, /)\n--\n\nMakes the waits for room that run, or else the next one, return "
+     "False."},
+    {"_refuse", ring_refuse, METH_O, "_refuse($self, refusal, /)\n--\n\nCounts a refused record."},
+    {"_close", ring_close_core, METH_NOARGS,
+     "_close($self, /)\n--\n\nNo more records; wakes both sides."},
     {"_counts", ring_counts, METH_NOARGS,
-     "_counts()\n--\n\nThe counters, None when closed or corrupt."},
+     "_counts($self, /)\n--\n\nThe counters, None when closed or corrupt."},
     {"_install", ring_install, METH_O,
-     "_install(slots, /)\n--\n\nGives the ring its slots; a status."},
+     "_install($self, slots, /)\n--\n\nGives the ring its slots; a status."},
     {"_replace_hand", ring_replace_hand, METH_O,
-     "_replace_hand(slot, /)\n--\n\nThe slot that was in hand, or minus a status."},
-    {"_slots", ring_slots_list, METH_NOARGS, "_slots()\n--\n\nThe slots that the ring owns."},
-    {"_reap", ring_reap, METH_NOARGS, "_reap()\n--\n\nCounts what a dead consumer lost; a status."},
+     "_replace_hand($self, slot, /)\n--\n\nThe slot that was in hand, or minus a status."},
+    {"_slots", ring_slots_list, METH_NOARGS,
+     "_slots($self, /)\n--\n\nThe slots that the ring owns."},
+    {"_reap", ring_reap, METH_NOARGS,
+     "_reap($self, /)\n--\n\nCounts what a dead consumer lost; a status."},
     {NULL, NULL, 0, NULL},
 };
 

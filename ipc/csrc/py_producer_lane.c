@@ -73,8 +73,8 @@ static PyObject *lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 PyDoc_STRVAR(
     lane_format_doc,
-    "_format(control, payload, ring_capacity, entry_count, record_bytes_max, pid, start, "
-    "lane_id)\n--\n\n"
+    "_format($self, control, payload, ring_capacity, entry_count, record_bytes_max, pid, start, "
+    "lane_id, /)\n--\n\n"
     "Writes the header into zeroed control memory and takes both mappings. Once per lane.");
 
 static PyObject *lane_format(PyObject *op, PyObject *args)
@@ -335,7 +335,7 @@ static PyObject *publish_entries(uc_producer_lane_t *self, uc_rows_t *rows, PyOb
 
 PyDoc_STRVAR(
     publish_rows_doc,
-    "publish_rows(rows, kind, layer, timestamp, entries)\n--\n\n"
+    "publish_rows($self, rows, kind, layer, timestamp, entries, /)\n--\n\n"
     "Publishes rows of a two-dimensional payload: entries is a list of (ring, row, token_pos, "
     "flags).\n\n"
     "Returns one answer per entry, like ProducerRing.publish; the consumer is woken once.\n\n"
@@ -388,29 +388,35 @@ static PyObject *lane_publish_rows(PyObject *op, PyObject *const *args, Py_ssize
 static PyMethodDef lane_methods[] = {
     {"_format", lane_format, METH_VARARGS, lane_format_doc},
     {"_commit_run", lane_commit_run, METH_VARARGS,
-     "_commit_run(first_block, run_blocks, class_index)\n--\n\nEnters or clears a run of blocks."},
+     "_commit_run($self, first_block, run_blocks, class_index, /)\n--\n\nEnters or clears a run of "
+     "blocks."},
     {"_deal", lane_deal, METH_VARARGS,
-     "_deal(class_index, slots)\n--\n\nDeals a class's hand to the consumer."},
+     "_deal($self, class_index, slots, /)\n--\n\nDeals a class's hand to the consumer."},
     {"_sleep_state", lane_sleep_state, METH_NOARGS,
-     "_sleep_state()\n--\n\n0 awake, 1 napping, 2 parked; anything else is the consumer's "
+     "_sleep_state($self, /)\n--\n\n0 awake, 1 napping, 2 parked; anything else is the consumer's "
      "nonsense."},
     {"activity", lane_activity, METH_NOARGS,
-     "activity()\n--\n\n(generation, since): whose user code the consumer runs, 0 for none, and "
+     "activity($self, /)\n--\n\n(generation, since): whose user code the consumer runs, 0 for "
+     "none, and "
      "the monotonic_ns of\n"
      "its begin. Both are the consumer's word."},
     {"_next_epoch", lane_next_epoch, METH_NOARGS,
-     "_next_epoch()\n--\n\nBegins the next consumer generation."},
+     "_next_epoch($self, /)\n--\n\nBegins the next consumer generation."},
     {"_shut", lane_shut, METH_NOARGS,
-     "_shut()\n--\n\nTells the consumer that the lane is closed and lets go of the mappings."},
+     "_shut($self, /)\n--\n\nTells the consumer that the lane is closed and lets go of the "
+     "mappings."},
     {"_forget", lane_forget, METH_NOARGS,
-     "_forget()\n--\n\nIn a forked child: the lane is closed here and its mappings are not "
+     "_forget($self, /)\n--\n\nIn a forked child: the lane is closed here and its mappings are not "
      "touched."},
     {"begin_step", lane_begin_step, METH_NOARGS,
-     "begin_step()\n--\n\nUntil the matching end_step, publications mark rings and wake nobody."},
+     "begin_step($self, /)\n--\n\nUntil the matching end_step, publications mark rings and wake "
+     "nobody."},
     {"end_step", lane_end_step, METH_NOARGS,
-     "end_step()\n--\n\nWakes the consumer once, if something was published and it is parked."},
+     "end_step($self, /)\n--\n\nWakes the consumer once, if something was published and it is "
+     "parked."},
     {"ring_mail", lane_ring_mail, METH_NOARGS,
-     "ring_mail()\n--\n\nTells the consumer that a socket frame was sent, waking it if parked."},
+     "ring_mail($self, /)\n--\n\nTells the consumer that a socket frame was sent, waking it if "
+     "parked."},
     {"publish_rows", UC_METHOD(lane_publish_rows), METH_FASTCALL, publish_rows_doc},
     {NULL, NULL, 0, NULL},
 };
