@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT, copy_tree
 
-pytest.importorskip("importlinter", reason="import-linter is not installed (make lint installs it)")
-
 PLANTS = {
     "core reaches up into router": (
         "undercurrent/core/planted.py",
