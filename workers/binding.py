@@ -47,6 +47,7 @@ class AsyncBinding:
         self.is_abandoned = False
         self.is_finished = False
         self.drain_until: float | None = None
+        self.since = time.time()
         self.worker_losses = 0
         self.reasons: list[str] = []
         self._pid = os.getpid()

@@ -7,7 +7,6 @@ last record taken. Methods may be called on any thread unless they say otherwise
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
@@ -56,6 +55,7 @@ class Lane:
         self.process: Any = None
         """The `SpawnedWorker` that serves the lane, None before it is known and after its death."""
         self.state = "starting"
+        self.since = time.time()
         self.ready = threading.Event()
         self.threads = 1
         self.needs_gpu = False
@@ -68,6 +68,11 @@ class Lane:
         self.channel, self.worker_socket = _socket_pair()
 
     # ---- bindings ------------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker, 0 while there is none."""
+        return self.process.pid if self.process is not None else 0
 
     @property
     def load(self) -> int:
@@ -267,8 +272,3 @@ class Lane:
 def _socket_pair() -> tuple[Channel[m.ToEngine], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return Channel(ours, m.engine_decoder), theirs
-
-
-def pids_of(lanes: Sequence[Lane]) -> list[int]:
-    """Process ids of the workers that run now; none in thread mode."""
-    return [lane.process.pid for lane in lanes if lane.process is not None and lane.process.pid != os.getpid()]

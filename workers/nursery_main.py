@@ -133,6 +133,8 @@ class _Nursery:
                     if child is not None:
                         return child
         self._kill_all()
+        if self._is_engine_gone:
+            _remove_pages()
         return None
 
     # ---- the engine --------------------------------------------------------------------------------------------
@@ -340,3 +342,13 @@ def _children_of(pid: int) -> list[int]:
 
 def _look_at_children(signal_number: int, frame: object) -> None:
     """Does nothing: with a handler in place the wakeup descriptor becomes readable, and the loop reaps."""
+
+
+def _remove_pages() -> None:
+    """An engine that was killed could not remove its control page, which would stay until the next router starts."""
+    from undercurrent.ipc.page import ControlPage
+
+    try:
+        ControlPage.remove_stale()
+    except OSError as error:
+        write_log(f"nursery could not remove stale control pages: {error}\n")

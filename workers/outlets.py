@@ -51,6 +51,7 @@ class Outlets:
 
     def take_signal(self, binding: ServedBinding, header: Any, signal: ProbeSignal) -> None:
         """Hands one signal to every sink."""
+        binding.signals += 1
         for sink in self._sinks:
             if hasattr(sink, "write_signal_record"):
                 record = SignalRecord(

@@ -11,6 +11,7 @@ from undercurrent.spec import ExtractionPoint, OverflowPolicy
 USER_ACTIVATIONS = 0
 USER_ERRORS = 1
 USER_LATENCY_NS = 2
+USER_SIGNALS = 3
 
 
 @dataclass(frozen=True, slots=True)

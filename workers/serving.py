@@ -24,7 +24,7 @@ from undercurrent.ipc.layout import HAND_COUNT
 from undercurrent.spec import ExtractionPoint
 from undercurrent.workers import frames
 from undercurrent.workers.batch import RingBatch, make_record
-from undercurrent.workers.plans import USER_ACTIVATIONS, USER_ERRORS, USER_LATENCY_NS
+from undercurrent.workers.plans import USER_ACTIVATIONS, USER_ERRORS, USER_LATENCY_NS, USER_SIGNALS
 
 _logger = logging.getLogger("undercurrent.workers")
 
@@ -74,6 +74,7 @@ class ServedBinding:
         self.activations = 0
         self.errors = 0
         self.latency_ns = 0
+        self.signals = 0
         self._restarts = restarts
         self._reasons = list(reasons)
         self._taker = taker
@@ -82,7 +83,7 @@ class ServedBinding:
         self._batch_max = min(point.batch or HAND_COUNT, HAND_COUNT)
         self._is_in_place = False
         self._note_call = note_call
-        for index in (USER_ACTIVATIONS, USER_ERRORS, USER_LATENCY_NS):
+        for index in (USER_ACTIVATIONS, USER_ERRORS, USER_LATENCY_NS, USER_SIGNALS):
             ring.set_user(index, 0)  # a predecessor's counts are kept by the engine
 
     def start(self, factory: Spawner, context: RequestContext) -> None:
@@ -167,8 +168,10 @@ class ServedBinding:
                 self._handle_one(batch, headers[index], index)
         self.latency_ns += time.perf_counter_ns() - started_ns
         self.activations += len(batch)
-        for index, count in ((USER_ACTIVATIONS, self.activations), (USER_LATENCY_NS, self.latency_ns)):
-            self.ring.set_user(index, count)
+        set_user = self.ring.set_user
+        set_user(USER_ACTIVATIONS, self.activations)
+        set_user(USER_LATENCY_NS, self.latency_ns)
+        set_user(USER_SIGNALS, self.signals)
 
     def _handle_one(self, batch: Batch, header: Any, index: int) -> None:
         assert self._probe is not None

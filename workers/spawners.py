@@ -5,13 +5,15 @@ Both run `Worker.run` over the same lane. Methods are called on the supervisor's
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,6 +33,8 @@ from undercurrent.workers.nursery import (
 from undercurrent.workers.worker import Worker, run_in_thread
 
 _logger = logging.getLogger("undercurrent.workers")
+
+KILL_S = 5.0
 
 
 class WorkerArguments(msgspec.Struct, frozen=True):
@@ -233,4 +237,42 @@ def _working_directory() -> str:
         return "/"
 
 
-__all__ = ["ProcessSpawner", "Spawner", "ThreadSpawner", "ThreadWorker", "WorkerArguments"]
+def await_exits(processes: Iterable[Any], deadline: float) -> None:
+    """Waits for workers that were told to stop, and kills those that still run at `deadline` (monotonic)."""
+    poller = select.poll()
+    waiting: dict[int, Any] = {}
+    for process in processes:
+        pidfd = getattr(process, "pidfd", -1)
+        if pidfd >= 0:
+            poller.register(pidfd, select.POLLIN)
+            waiting[pidfd] = process
+    while waiting and (remaining_s := deadline - time.monotonic()) > 0:
+        for fd, _ in poller.poll(remaining_s * 1000):
+            poller.unregister(fd)
+            waiting.pop(fd, None)
+    for process in waiting.values():
+        process.kill()
+    for process in waiting.values():
+        process.wait(time.monotonic() + KILL_S)
+
+
+def current_cpu() -> frozenset[int] | None:
+    """The CPU this thread runs on, which workers then leave alone; None where there is no other."""
+    if len(os.sched_getaffinity(0)) < 2:
+        return None
+    try:
+        cpu = ctypes.CDLL(None).sched_getcpu()
+    except (OSError, AttributeError):
+        return None
+    return frozenset((cpu,)) if cpu >= 0 else None
+
+
+__all__ = [
+    "ProcessSpawner",
+    "Spawner",
+    "ThreadSpawner",
+    "ThreadWorker",
+    "WorkerArguments",
+    "await_exits",
+    "current_cpu",
+]

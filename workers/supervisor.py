@@ -10,11 +10,9 @@ import itertools
 import logging
 import os
 import pickle
-import select
 import threading
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 from undercurrent.errors import ProbingValueError, RouterError, WorkerError
@@ -26,9 +24,10 @@ from undercurrent.workers.health import PointHealth
 from undercurrent.workers.lane import Lane, Opening
 from undercurrent.workers.loop import Loop, PendingFlush, delay_before_restart_s
 from undercurrent.workers.packed_points import PackedPoints
+from undercurrent.workers.page_writer import PageWriter
 from undercurrent.workers.plans import BindingPlan, WorkerStatus
 from undercurrent.workers.relay import Relay
-from undercurrent.workers.spawners import ProcessSpawner, ThreadSpawner
+from undercurrent.workers.spawners import ProcessSpawner, ThreadSpawner, await_exits, current_cpu
 from undercurrent.workers.transfer import PackedPoint
 
 _logger = logging.getLogger("undercurrent.workers")
@@ -36,6 +35,8 @@ _logger = logging.getLogger("undercurrent.workers")
 WORKER_KEYS_MAX = 4096
 PREWARM_S = 60.0
 _NEXT_WORKER_S = 0.05
+_PAGE_OPEN_S = 0.2
+"""The control page can wait until the first worker runs."""
 
 
 class Supervisor:
@@ -69,6 +70,7 @@ class Supervisor:
         self._numbers = itertools.count(1)
         self._sinks = m.SetSinks(b"", False)
         self._engine_cpus = None if engine_cpus is None else frozenset(engine_cpus)
+        self._page = PageWriter()
         self._relay = Relay(lambda: self._loop.post(self._loop.resume_sockets))
         self._loop = Loop(self._relay, self._note_finished, self._note_death)
         self._spawner: ProcessSpawner | ThreadSpawner | None = None
@@ -222,8 +224,9 @@ class Supervisor:
                 self.flush(deadline)
             for lane in self._lanes:
                 lane.send(m.StopWorker())
-            self._await_exits(deadline if wait else time.monotonic() + 0.5)
+            await_exits([lane.process for lane in self._lanes], deadline if wait else time.monotonic() + 0.5)
             self._loop.stop(time.monotonic() + 5.0)
+            self._page.close()
             self._spawner.close(time.monotonic() + 5.0)
         for lane in self._lanes:
             for binding in list(lane.bindings.values()):
@@ -252,9 +255,10 @@ class Supervisor:
             if self.worker_mode == "thread":
                 self._spawner = ThreadSpawner(self._note_thread, self._note_thread_exit, self._points.definitions)
             else:
-                cpus = self._engine_cpus if self._engine_cpus is not None else _current_cpu()
+                cpus = self._engine_cpus if self._engine_cpus is not None else current_cpu()
                 self._spawner = ProcessSpawner(self._note_spawned, self._note_not_spawned, cpus)
             self._loop.start(self._spawner)
+            self._loop.post(lambda: self._loop.after(_PAGE_OPEN_S, self._open_page))
 
     def _lane_for(self, plan: BindingPlan, packed: PackedPoint) -> Lane:
         with self._lock:
@@ -294,6 +298,13 @@ class Supervisor:
         self._loop.post(lambda: spawner.start(lane))
 
     # ---- called on the loop's thread ---------------------------------------------------------------------------------
+
+    def _open_page(self) -> None:
+        self._page.open()
+        self._refresh_page()
+
+    def _refresh_page(self) -> None:
+        self._loop.after(self._page.refresh(self._lanes), self._refresh_page)
 
     def _note_spawned(self, lane: Lane, process: Any) -> None:
         lane.process = process
@@ -382,37 +393,6 @@ class Supervisor:
         lane.renew()
         self._spawner.start(lane)
 
-    def _await_exits(self, deadline: float) -> None:
-        poller = select.poll()
-        waiting: dict[int, Any] = {}
-        for lane in self._lanes:
-            pidfd = getattr(lane.process, "pidfd", -1)
-            if pidfd >= 0:
-                poller.register(pidfd, select.POLLIN)
-                waiting[pidfd] = lane.process
-        while waiting and (remaining_s := deadline - time.monotonic()) > 0:
-            for fd, _ in poller.poll(remaining_s * 1000):
-                poller.unregister(fd)
-                waiting.pop(fd, None)
-        for process in waiting.values():
-            process.kill()
-        for process in waiting.values():
-            with suppress(OSError):
-                process.wait(time.monotonic() + 5.0)
-
 
 def _quarter_of_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-
-
-def _current_cpu() -> frozenset[int] | None:
-    """The CPU this thread runs on, which workers then leave alone; None where there is no other."""
-    if len(os.sched_getaffinity(0)) < 2:
-        return None
-    try:
-        import ctypes
-
-        cpu = ctypes.CDLL(None, use_errno=True).sched_getcpu()
-    except (OSError, AttributeError):
-        return None
-    return frozenset((cpu,)) if cpu >= 0 else None
