@@ -128,3 +128,25 @@ class Gate(Recorder):
         while not os.path.exists(self.path) and time.monotonic() < until:
             time.sleep(0.002)
         return super().on_activation(record)
+
+
+SEEN: list[int] = []
+
+
+class GlobalCounter(Recorder):
+    """Counts in a global of its module."""
+
+    def on_activation(self, record):
+        SEEN.append(record.token_pos)
+
+    def on_end(self, request_ctx):
+        return ProbeResult(self.request_id, self.extraction_point_name, len(SEEN))
+
+
+class Unspeakable(Recorder):
+    """Has a verdict that no process can be told."""
+
+    def on_end(self, request_ctx):
+        import threading
+
+        return ProbeResult(self.request_id, self.extraction_point_name, {"lock": threading.Lock()})

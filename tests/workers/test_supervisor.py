@@ -457,3 +457,18 @@ def test_close_without_wait_answers_live_bindings(supervisor: Supervisor) -> Non
 def test_prewarm_has_workers_running(processes: Supervisor) -> None:
     processes.prewarm([plan(probes.Recorder)])
     assert [worker.state for worker in processes.workers()] == ["running"]
+
+
+def test_state_in_globals_is_the_workers_own(processes: Supervisor) -> None:
+    probes.SEEN.clear()
+    binding = processes.open_binding(plan(probes.GlobalCounter))
+    feed(binding, 3)
+    assert finish(binding).verdict == 3
+    assert probes.SEEN == []
+
+
+def test_a_verdict_that_cannot_cross_says_where(processes: Supervisor) -> None:
+    result = finish(processes.open_binding(plan(probes.Unspeakable)))
+    assert result.verdict is None
+    assert "probe_error" in coverage(result)["reasons"]
+    assert "$.verdict['lock']" in result.metadata["error"]
