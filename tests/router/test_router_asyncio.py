@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from router_points import REGISTRY, Collect, context, make_point, make_record
+from router_points import REGISTRY, Collect, context, fresh_id, make_point, make_record, positions
 
 from undercurrent.core import ProbeResult, RequestContext
 from undercurrent.router import Router, RouterError
@@ -166,3 +166,35 @@ def test_calls_submitted_before_close_are_still_made() -> None:
     gate.set()
 
     assert [future.result(timeout=30) for future in futures] == [True, "second"]
+
+
+def test_concurrent_requests_with_async_points(router: Router) -> None:
+    async def serve(number: int) -> list[int]:
+        request_id = fresh_id()
+        points = [make_point("watch", "async", overflow_policy="block"), make_point()]
+        async with router.arequest(points, request_id=request_id) as request:
+            for position in range(number):
+                request.route(make_record(request_id, "watch", position=position))
+                request.route(make_record(request_id, position=position))
+                await asyncio.sleep(0)
+        assert positions(request.results["watch"]) == positions(request.results["guard"])
+        return positions(request.results["watch"])
+
+    async def serve_all() -> list[list[int]]:
+        return list(await asyncio.gather(*(serve(number) for number in range(40))))
+
+    assert asyncio.run(serve_all()) == [list(range(number)) for number in range(40)]
+
+
+def test_awaited_registration_raises_an_async_start_error(router: Router) -> None:
+    bad = make_point("bad", "async", probe_type="failing", probe_args={"where": "on_start"})
+
+    async def serve() -> None:
+        request_id = fresh_id()
+        with pytest.raises(ValueError, match="in on_start"):
+            await router.aregister_request(request_id, [bad], context(request_id), wait_s=30)
+        await router.aregister_request(request_id, [make_point("good", "async")], context(request_id), wait_s=30)
+        results = await router.aend_request(request_id)
+        assert results["good"].metadata["coverage"]["complete"]
+
+    asyncio.run(serve())

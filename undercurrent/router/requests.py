@@ -216,8 +216,11 @@ class RequestTable:
         # One of the parent's other threads may have held the lock, or been registering a request: neither goes on here.
         self._lock = threading.Lock()
         self._requests = {key: request for key, request in self._requests.items() if request is not None}
-        for request in self._requests.values():
-            if request is not None and request.worker_bindings():
+        for request in self.live_requests():
+            for binding in request.bindings.values():
+                if isinstance(binding, InlineBinding):
+                    binding.renew_after_fork()
+            if request.worker_bindings():
                 request.replace_worker_bindings(replacement)
                 self.routes.update(request.routes)
         self.row_targets.clear()

@@ -30,3 +30,7 @@ class Tally:
             value = self.bump() - self._read_count
             self._read_count += 1
             return value
+
+    def renew_after_fork(self) -> None:
+        """Replaces the lock, which a thread of the parent may have held while it read."""
+        self._lock = threading.Lock()
