@@ -8,7 +8,7 @@ array operations, and a prompt costs the same whatever its length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,25 +98,28 @@ class BatchCapture:
         """
         self.sequences = tuple(sequences)
         self._pairs = _tabulate(self.sequences, token_id_of)
-        self.keys: Mapping[TensorKey, IndexArray] = _pairs_by_key(self._pairs.points)
-        """Which pairs read each tensor; in the order in which a model computes them."""
-        self._paddings = np.array([sequence.padding for sequence in self.sequences], np.int64)
-        self._has_stop_tokens = bool(np.any(self._pairs.stop_token != _NO_TOKEN))
+        pairs_by_key = _pairs_by_key(self._pairs.points)
+        self.keys: tuple[TensorKey, ...] = tuple(pairs_by_key)
+        """The tensors that are read, in the order in which a model computes them."""
+        self.names: tuple[tuple[str, str], ...] = tuple(
+            (sequence.request_id, point.name) for sequence in self.sequences for point in sequence.points
+        )
+        """Request id and point name of each pair."""
+        self._readers = {key: np.isin(np.arange(len(self.names)), pairs) for key, pairs in pairs_by_key.items()}
+        self.shared_keys = frozenset(key for key, pairs in pairs_by_key.items() if self._has_twins(pairs))
+        """The tensors of which several points of one request may read one row."""
+        self.prompt_lens = np.array([sequence.prompt_len for sequence in self.sequences], np.int64)
+        self.has_stop_tokens = bool(np.any(self._pairs.stop_token != _NO_TOKEN))
+        self._last_column: int | None = None
         self._samples = [index for index, point in enumerate(self._pairs.points) if point.sample is not None]
         for index in self._samples:
             self._skip_unsampled_request(index)
 
-    def describe(self, pair: int) -> tuple[str, str]:
-        """The request id and the point name of a pair."""
-        return self.sequences[self._pairs.sequence[pair]].request_id, self._pairs.points[pair].name
-
-    def prompt_len(self, sequence: int) -> int:
-        """Tokens of the prompt of a row of the batch."""
-        return self.sequences[sequence].prompt_len
-
     def is_exhausted(self, column: int) -> bool:
         """Whether no pair can select anything at `column` or behind it."""
-        return bool(np.all(self._pairs.stop - 1 + self._pairs.padding < column))
+        if self._last_column is None:
+            self._last_column = int((self._pairs.stop - 1 + self._pairs.padding).max(initial=-1))
+        return self._last_column < column
 
     def select(self, first_column: int, column_count: int) -> CapturedRows:
         """The rows of a forward pass over `column_count` columns from `first_column` on, for all tensors.
@@ -128,17 +131,16 @@ class BatchCapture:
 
     def rows_of(self, selected: CapturedRows, key: TensorKey) -> CapturedRows:
         """The rows of `selected` that are read from tensor `key`."""
-        wanted = self.keys[key]
-        if len(wanted) == len(self._pairs.points):
+        if len(self.keys) == 1:
             return selected
-        return selected.keep(np.isin(selected.pairs, wanted))
+        return selected.keep(self._readers[key][selected.pairs])
 
     def observe(self, first_column: int, tokens: np.ndarray) -> None:
         """Takes note of the tokens `(sequences, n)` that stand in the columns from `first_column` on.
 
         Only stop tokens depend on it; a call for every accepted token keeps `until: {stop_token: …}` true.
         """
-        if not self._has_stop_tokens or tokens.shape[1] == 0:
+        if not self.has_stop_tokens or tokens.shape[1] == 0:
             return
         pairs = self._pairs
         columns = first_column + np.arange(tokens.shape[1])
@@ -146,12 +148,14 @@ class BatchCapture:
         is_stop = (tokens[pairs.sequence] == pairs.stop_token[:, None]) & (positions >= pairs.stop_token_from[:, None])
         behind_stop = np.where(is_stop, positions + 1, _NEVER_ENDS).min(axis=1)
         np.minimum(pairs.stop, behind_stop, out=pairs.stop)
+        self._last_column = None
 
     def end_sequence(self, sequence: int, *, column: int) -> None:
         """Selects nothing more of a row of the batch at `column` or behind it."""
         mine = self._pairs.sequence == sequence
         stop = column - self.sequences[sequence].padding
         self._pairs.stop[mine] = np.minimum(self._pairs.stop[mine], stop)
+        self._last_column = None
 
     def accept(self, rows: CapturedRows, *, column_count: int) -> np.ndarray:
         """Which of `rows` stand: those before column `column_count` that no stop token has cut off since."""
@@ -186,9 +190,13 @@ class BatchCapture:
             pairs.sequence[chosen], positions + pairs.padding[chosen], positions, chosen.astype(np.int64)
         )
 
+    def _has_twins(self, pairs: IndexArray) -> bool:
+        owners = self._pairs.sequence[pairs]
+        return len(np.unique(owners)) < len(owners)
+
     def _skip_unsampled_request(self, pair: int) -> None:
         sample = self._pairs.points[pair].sample
-        if sample is not None and not sample.keeps_request(self.describe(pair)[0]):
+        if sample is not None and not sample.keeps_request(self.names[pair][0]):
             self._pairs.stop[pair] = 0
 
     def _thin(self, rows: CapturedRows) -> CapturedRows:
@@ -196,7 +204,7 @@ class BatchCapture:
         for pair in self._samples:
             sample = self._pairs.points[pair].sample
             assert sample is not None
-            request_id, _ = self.describe(pair)
+            request_id, _ = self.names[pair]
             for index in np.flatnonzero(rows.pairs == pair):
                 is_kept[index] = sample.keeps_record(request_id, int(rows.positions[index]))
         return rows.keep(is_kept)

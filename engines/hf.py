@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -88,7 +89,9 @@ class HFEngine(EngineAdapter):
         modules = find_modules(model)
         self._model, self._tokenizer, self._modules = model if device is None else model.to(device), tokenizer, modules
         self._tap = ModelTap(model, modules)
-        self._name = str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        # A folder's name, not its path: records of this model leave the machine.
+        path = str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        self._name = os.path.basename(path.rstrip(os.sep)) if os.path.isdir(path) else path
 
     @property
     def capabilities(self) -> EngineCapabilities:

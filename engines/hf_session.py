@@ -116,7 +116,7 @@ class GenerationSession:
         row_count = len(self._cancelled) * self._rows_per_sequence
         hidden = output_tensor(output, batch_size=row_count, column_count=forward.column_count)
         places = rows.sequences * (self._rows_per_sequence * forward.column_count) + rows.columns - forward.first_column
-        places, forward.row_indices[key] = _distinct(places)
+        places, forward.row_indices[key] = _distinct(places) if key in self._capture.shared_keys else (places, None)
         forward.copies[key] = _copy_rows(hidden, places)
 
     # ---- at the end of a step --------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ class GenerationSession:
         if not len(rows):
             return
         indices = forward.row_indices[key]
-        is_kept = self._capture.accept(rows, column_count=column_count if column_count is not None else self._covered)
-        if not is_kept.all():
+        is_kept = None if column_count is None else self._capture.accept(rows, column_count=column_count)
+        if is_kept is not None and not is_kept.all():
             kept = np.flatnonzero(is_kept)
             indices = kept.tolist() if indices is None else [indices[index] for index in kept]
             rows = rows.keep(is_kept)
@@ -193,11 +193,11 @@ class GenerationSession:
 
     def _end_finished(self, tokens: Tensor, appended: IndexArray) -> None:
         """Ends the rows that chose an end token, or whose text is complete; what follows in them is padding."""
-        is_ended = np.isin(appended[:, -1:], list(self._end_tokens)).any(axis=1)
+        ended = {row for row, token in enumerate(appended[:, -1].tolist()) if token in self._end_tokens}
         for test in self._stop_tests:
-            is_ended |= test(tokens).cpu().numpy().astype(bool)
-        for sequence in np.flatnonzero(is_ended):
-            self._end(int(sequence), FinishReason.STOP, tokens.shape[1])
+            ended.update(np.flatnonzero(test(tokens).cpu().numpy()).tolist())
+        for sequence in ended:
+            self._end(sequence, FinishReason.STOP, tokens.shape[1])
 
     def _end_stopped(self, length: int) -> None:
         for sequence, outcome in enumerate(self._routing.outcomes):
@@ -218,8 +218,6 @@ class GenerationSession:
 
 def _distinct(places: IndexArray) -> tuple[IndexArray, list[int] | None]:
     """The places to copy, each once, and which of them each entry reads; None where they are in order already."""
-    if len(places) == 1:
-        return places, None
     distinct, inverse = np.unique(places, return_inverse=True)
     if len(distinct) == len(places):
         return places, None

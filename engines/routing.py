@@ -60,17 +60,19 @@ class BatchRouting:
                 self._abort(entry, signal)
 
     def _entries(self, captured: CapturedRows, row_indices: list[int] | None) -> list[RowEntry]:
-        entries = []
-        pairs, positions, sequences = captured.pairs.tolist(), captured.positions.tolist(), captured.sequences.tolist()
-        for index, (pair, position, sequence) in enumerate(zip(pairs, positions, sequences, strict=True)):
-            if sequence in self._failed:
-                # Its probe raised in this step or before; a probe that broke gets no more records.
-                continue
-            request_id, point_name = self._capture.describe(pair)
-            is_generated = position >= self._capture.prompt_len(sequence)
-            row = index if row_indices is None else row_indices[index]
-            entries.append(RowEntry(request_id, point_name, position, is_generated, row))
-        return entries
+        is_generated = (captured.positions >= self._capture.prompt_lens[captured.sequences]).tolist()
+        names = self._capture.names
+        rows = range(len(captured)) if row_indices is None else row_indices
+        entries = [
+            RowEntry(names[pair][0], names[pair][1], position, is_behind_prompt, row)
+            for pair, position, is_behind_prompt, row in zip(
+                captured.pairs.tolist(), captured.positions.tolist(), is_generated, rows, strict=True
+            )
+        ]
+        if not self._failed:
+            return entries
+        # A probe that raised, in this step or before, ended its request: it gets no more records.
+        return [entry for entry in entries if self._index_of[entry.request_id] not in self._failed]
 
     def _abort(self, entry: RowEntry, signal: ProbeSignal) -> None:
         outcome = self.outcomes[self._index_of[entry.request_id]]

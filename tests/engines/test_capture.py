@@ -65,7 +65,7 @@ def _selected(capture: BatchCapture, first: int, count: int) -> list[tuple[str, 
     assert np.array_equal(
         rows.columns, rows.positions + np.array([capture.sequences[index].padding for index in rows.sequences], int)
     )
-    return [(*capture.describe(pair), int(position)) for pair, position in zip(rows.pairs, rows.positions, strict=True)]
+    return [(*capture.names[pair], int(position)) for pair, position in zip(rows.pairs, rows.positions, strict=True)]
 
 
 @given(sequences=_batches(), cuts=st.lists(st.integers(1, 7), max_size=8))
@@ -168,7 +168,7 @@ def test_tensors_are_in_the_order_in_which_a_model_computes_them() -> None:
         (4, TensorType.FINAL_NORM),
     ]
     rows = capture.select(1, 1)
-    assert [capture.describe(pair)[1] for pair in capture.rows_of(rows, (0, TensorType.MLP_OUT)).pairs] == ["b"]
+    assert [capture.names[pair][1] for pair in capture.rows_of(rows, (0, TensorType.MLP_OUT)).pairs] == ["b"]
 
 
 def test_a_batch_without_points_selects_nothing() -> None:

@@ -252,7 +252,7 @@ class Story:
             table.add_column(heading, justify="right" if heading else "left")
         for speed in speeds:
             rounds = f"{min(speed.rounds):.1f} to {max(speed.rounds):.1f}"
-            ratio = f"{plain.median / speed.median:.2f}x"
+            ratio = f"{speed.time_ratio(plain):.2f}x"
             table.add_row(speed.name, f"{speed.median:.1f}", rounds, ratio, f"{speed.cpu_ms:.2f} ms")
         self._console.print(table)
         self._console.print(_compare(*speeds[1:]))
@@ -266,7 +266,9 @@ class Story:
         for line in lines[:3]:
             self._console.print(StyledText(line, style="dim"), soft_wrap=True)
         self._console.print()
-        self._console.print("Next, try: python -m undercurrent.examples.seed", style="bold")
+        self._console.print(
+            "Next, try: python -m undercurrent.examples.seed (a router in one page), then make bench", style="bold"
+        )
 
     def _progress(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -293,15 +295,15 @@ def _spell_share(share: Share) -> str:
 
 def _compare(processes: Speed, threads: Speed) -> str:
     """Says whether threads hurt: only if every round says so, as a single one may have met another program."""
-    lost = 1 - threads.median / processes.median
-    if lost > _NOTICED and max(threads.rounds) < min(processes.rounds):
+    lost = 1 - 1 / threads.time_ratio(processes)
+    if lost > _NOTICED and all(mine < other for mine, other in zip(threads.rounds, processes.rounds, strict=True)):
         return (
             f"The same probes in threads of the engine's process cost it {lost:.0%} of its speed: they compete for the"
             " interpreter with every operation of a decode step."
         )
     if lost > _NOTICED:
         return (
-            f"Threads are {lost:.0%} slower by the median, but the rounds overlap: this machine is too busy to be sure."
+            f"Threads are {lost:.0%} slower by the median, but not in every round: this machine is too busy to be sure."
         )
     return "On this machine, now, probes in threads do not hurt."
 
