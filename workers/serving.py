@@ -21,7 +21,7 @@ from undercurrent.core import (
 )
 from undercurrent.ipc import Batch, ConsumerRing
 from undercurrent.ipc.layout import HAND_COUNT
-from undercurrent.spec import ExtractionPoint
+from undercurrent.spec import ExtractionPoint, SampleBy
 from undercurrent.workers import frames
 from undercurrent.workers.batch import RingBatch, make_record
 from undercurrent.workers.plans import USER_ACTIVATIONS, USER_ERRORS, USER_LATENCY_NS, USER_SIGNALS
@@ -77,6 +77,8 @@ class ServedBinding:
         self.signals = 0
         self._restarts = restarts
         self._reasons = list(reasons)
+        if point.sample is not None and point.sample.by == SampleBy.RECORD:
+            self._reasons.append("sampled")  # what was left out never came here
         self._taker = taker
         self._probe: Probe | None = None
         self._is_batching = False
