@@ -46,7 +46,7 @@ test-slow: build ## the long doses of the evidence: kills, fuzz, models
 test-system test-engines test-cluster: test-%: build
 	@$(PY) -P -m pytest -m '$*' $(ARGS) || { status=$$?; [ $$status -eq 5 ] || exit $$status; }
 test-system: ## what needs root, a Debian package or a cross compiler
-test-engines: ## what needs a big engine or a real model
+test-engines: $(VENV)/.demo ## what needs a big engine or a real model
 test-cluster: ## what needs a cluster
 
 demo: build $(VENV)/.demo ## a real model, three probes, one stopped generation (ARGS=--tiny: random weights)
