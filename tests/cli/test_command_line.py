@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from router_points import REGISTRY, context, fresh_id, make_point, make_record, wait_until
 
 from undercurrent.cli import main
 from undercurrent.ipc.page import ControlPage
+from undercurrent.router import Router
 
 COMMAND = Path(sys.executable).with_name("undercurrent")
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the installed command on a wide terminal without colours."""
-    environment = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
+    """Runs the installed command into a pipe, without colours."""
+    environment = {**os.environ, "NO_COLOR": "1"}
     return subprocess.run(
         [str(COMMAND), *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=50
     )
@@ -31,8 +33,10 @@ def _page() -> Iterator[ControlPage]:
     """A page with one lane, one worker and one binding."""
     with ControlPage(f"test-{os.getpid()}") as page:
         page.write_row("lanes", 0, id=1, name="lane", counters=(1, 3 << 20, 33, 16, 0))
-        page.write_row("workers", 0, id=1, name="monitor", pid=os.getpid(), counters=(1, 70, 5, 0, 2))
-        page.write_row("bindings", 3, id=9, name="req-1/monitor", counters=(100, 70, 10, 0, 0, 1, 0, 0, 16, 3, 0, 0))
+        page.write_row("workers", 0, id=1, name="monitor", detail="running", pid=os.getpid(), counters=(1, 70, 5, 0, 2))
+        page.write_row(
+            "bindings", 3, id=9, name="monitor", detail="req-1", counters=(100, 70, 10, 0, 0, 1, 0, 0, 16, 3, 0, 0)
+        )
         yield page
 
 
@@ -74,9 +78,9 @@ def test_main_returns_a_status_and_does_not_exit(capsys: pytest.CaptureFixture[s
 def test_status_names_workers_and_bindings_with_their_counters(page: ControlPage, tmp_path: Path) -> None:
     lines = run("status", page.instance, cwd=tmp_path).stdout.splitlines()
     assert lines[0].startswith(f"{page.instance}  process {os.getpid()}")
-    assert "1 lanes with 3.0 MiB of slots" in lines[0]
-    assert lines[2].split()[:7] == ["monitor", str(os.getpid()), "1", "70", "5", "0", "2"]
-    assert lines[4].split() == ["req-1/monitor", "100", "70", "16", "3", "11", "0", "0"]
+    assert "1 lane with 3.0 MiB of slots" in lines[0]
+    assert lines[2].split()[:8] == ["monitor", "running", str(os.getpid()), "1", "70", "5", "0", "2"]
+    assert lines[4].split() == ["monitor", "req-1", "100", "70", "16", "3", "11", "0", "0"]
 
 
 def test_status_as_json_has_every_counter(page: ControlPage, tmp_path: Path) -> None:
@@ -106,7 +110,7 @@ def test_status_lists_every_page(page: ControlPage, tmp_path: Path) -> None:
 
 def test_long_list_of_bindings_is_cut_with_a_word_about_it(page: ControlPage, tmp_path: Path) -> None:
     for index in range(50):
-        page.write_row("bindings", index, id=index, name=f"req-{index}/monitor")
+        page.write_row("bindings", index, id=index, name=f"monitor-{index}")
     assert "and 10 more bindings" in run("status", page.instance, cwd=tmp_path).stdout
     assert len(read_json(page, tmp_path)["bindings"]) == 50
 
@@ -124,4 +128,20 @@ def test_page_of_a_dead_process_says_so(tmp_path: Path) -> None:
     try:
         assert "its process is gone" in run("status", instance, cwd=tmp_path).stdout
     finally:
-        assert instance in ControlPage.remove_stale()
+        ControlPage.remove_stale()
+
+
+def test_status_shows_a_router_that_runs(tmp_path: Path) -> None:
+    request = fresh_id()
+    with Router(REGISTRY) as router:
+        router.register_request(request, [make_point("monitor", "async")], context(request), wait_s=30)
+        for position in range(5):
+            router.route(make_record(request, "monitor", position=position))
+        assert router.flush(20)
+
+        def bindings() -> list[dict[str, Any]]:
+            found = json.loads(run("status", "--json", cwd=tmp_path).stdout)
+            return [row for page in found if page["pid"] == os.getpid() for row in page["bindings"]]
+
+        assert wait_until(lambda: [row["consumed"] for row in bindings() if request in row["detail"]] == [5])
+    assert not bindings()

@@ -28,6 +28,8 @@ from undercurrent.ipc.page import (
 
 BINDINGS_SHOWN_MAX = 40
 _MIB = 1 << 20
+# A pipe has no width: names are not cut for whoever searches the text.
+_PIPED_WIDTH = 200
 _DROPPED = ("dropped_oldest", "dropped_newest", "no_memory", "unsupported", "too_large", "block_timeout")
 
 
@@ -61,7 +63,14 @@ def show_status(instance: str | None, *, as_json: bool) -> None:
     elif not routers:
         click.echo("no router with a control page runs on this machine")
     else:
-        _print(routers, Console(highlight=False))
+        _print(routers, _console())
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _PIPED_WIDTH)
+    return console
 
 
 def _choose(instance: str, found: Sequence[Instance]) -> Instance:
@@ -118,7 +127,8 @@ def _print(routers: Sequence[RouterStatus], console: Console) -> None:
     for router in routers:
         committed = sum(lane["committed_bytes"] for lane in router.lanes)
         title = Text.assemble((router.instance, "bold"), f"  process {router.pid}, {_ago(router.age_s)} old, ")
-        title.append(f"{len(router.lanes)} lanes with {committed / _MIB:.1f} MiB of slots")
+        lanes = "1 lane" if len(router.lanes) == 1 else f"{len(router.lanes)} lanes"
+        title.append(f"{lanes} with {committed / _MIB:.1f} MiB of slots")
         if router.is_stale:
             title.append("  its process is gone", style="red")
         console.print(title)
@@ -131,11 +141,12 @@ def _print(routers: Sequence[RouterStatus], console: Console) -> None:
 
 
 def _worker_table(workers: Sequence[dict[str, Any]]) -> Table:
-    table = _table("worker", "pid", *WORKER_COUNTERS, "MiB")
+    table = _table("worker", "state", "pid", *WORKER_COUNTERS, "MiB")
     for row in workers:
         memory = row["memory_bytes"]
         table.add_row(
             row["name"],
+            row["detail"],
             str(row["pid"]),
             *(str(row[name]) for name in WORKER_COUNTERS),
             "" if memory is None else f"{memory / _MIB:.1f}",
@@ -145,11 +156,12 @@ def _worker_table(workers: Sequence[dict[str, Any]]) -> Table:
 
 def _binding_table(bindings: Sequence[dict[str, Any]]) -> Table:
     shown = ("produced", "consumed", "waiting", "in_hand")
-    table = _table("binding", *shown, "dropped", "lost", "errors")
+    table = _table("binding", "of", *shown, "dropped", "lost", "errors")
     for row in bindings:
         dropped = sum(row[name] for name in _DROPPED)
         table.add_row(
             row["name"],
+            row["detail"],
             *(str(row[name]) for name in shown),
             Text(str(dropped), style="yellow" if dropped else ""),
             Text(str(row["lost"]), style="yellow" if row["lost"] else ""),
@@ -158,11 +170,12 @@ def _binding_table(bindings: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
+def _table(name: str, text: str, *numbers: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(name, no_wrap=True)
+    table.add_column(text, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     return table
 
 
