@@ -172,8 +172,8 @@ def _binding_table(bindings: Sequence[dict[str, Any]]) -> Table:
 
 def _table(name: str, text: str, *numbers: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(name, no_wrap=True)
-    table.add_column(text, no_wrap=True)
+    table.add_column(name, overflow="fold")
+    table.add_column(text, overflow="fold")
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     return table
