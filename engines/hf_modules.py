@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,8 +82,8 @@ def find_modules(model: Any) -> ModelModules:
     parent = decoder.get_submodule(name.rpartition(".")[0])
     return ModelModules(
         layers=tuple(layers),
-        attention=tuple(_child(layer, _ATTENTION_NAMES) for layer in layers),
-        mlp=tuple(_child(layer, _MLP_NAMES) for layer in layers),
+        attention=tuple(_part(layer, _ATTENTION_NAMES) for layer in layers),
+        mlp=tuple(_part(layer, _MLP_NAMES) for layer in layers),
         final_norm=_child(parent, _FINAL_NORM_NAMES),
         hidden_size=int(config.hidden_size),
     )
@@ -96,6 +97,14 @@ def _layer_lists(decoder: nn.Module, layer_count: int) -> Iterator[tuple[str, nn
         if isinstance(module, nn.ModuleList) and len(module) == layer_count and not is_inner:
             outer.append(name)
             yield name, module
+
+
+def _part(layer: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+    """A part of a layer, unless it is one that adds the stream to its output itself, as Bloom's and MPT's parts do."""
+    part = _child(layer, names)
+    if part is None or "residual" in inspect.signature(part.forward).parameters:
+        return None
+    return part
 
 
 def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undercurrent.engines.base import CaptureAuditError, FinishReason, IndexArray
+from undercurrent.engines.base import CaptureAuditError, EngineLimitationError, FinishReason, IndexArray
 from undercurrent.engines.capture import BatchCapture, CapturedRows, TensorKey
 from undercurrent.engines.hf_modules import output_tensor
 from undercurrent.engines.routing import BatchRouting
@@ -92,7 +92,7 @@ class GenerationSession:
                 f" {'none' if tokens is None else tokens.shape[0]}; something else than `generate` runs this model"
             )
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        first = int(cache.get_seq_length()) if cache is not None else 0
+        first = 0 if cache is None else _cached_length(cache)
         stop = first + tokens.shape[1]
         if first > self._covered or stop <= self._covered:
             raise CaptureAuditError(
@@ -214,6 +214,21 @@ class GenerationSession:
             self.finish_columns[sequence] = length
             # The last token of a row is never computed: nothing stands behind the token before it.
             self._capture.end_sequence(sequence, column=length - 1)
+
+
+def _cached_length(cache: Any) -> int:
+    """How many columns a cache holds.
+
+    Raises:
+        EngineLimitationError: it does not say, as that of a recurrent model, so that no position could be checked.
+    """
+    try:
+        return int(cache.get_seq_length())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EngineLimitationError(
+            f"the {type(cache).__name__} of this model does not tell how many tokens it holds, so positions cannot be"
+            " checked; generate with `use_cache=False`"
+        ) from error
 
 
 def _distinct(places: IndexArray) -> tuple[IndexArray, list[int] | None]:

@@ -374,6 +374,36 @@ def test_a_model_without_one_list_of_layers_is_refused() -> None:
         HFEngine().load_model(models.from_config(config))
 
 
+def _from_config(model_type: str, **settings: Any) -> HFEngine:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    models: Any = AutoModelForCausalLM
+    config = AutoConfig.for_model(
+        model_type, vocab_size=64, hidden_size=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, **settings
+    )
+    engine = HFEngine()
+    engine.load_model(models.from_config(config).eval())
+    return engine
+
+
+def test_parts_that_add_the_stream_themselves_are_not_offered() -> None:
+    engine = _from_config("bloom", n_layer=2, n_head=4)
+    assert engine.capabilities.tensor_types == {TensorType.RESIDUAL_STREAM, TensorType.FINAL_NORM}
+    with pytest.raises(EngineLimitationError, match="gives no `tensor_type` 'mlp_out'"):
+        engine.register_extraction("r", [make_point(tensor_type=TensorType.MLP_OUT)])
+
+
+def test_a_cache_that_does_not_tell_its_length_is_refused_and_generation_without_it_is_read() -> None:
+    engine, router = _from_config("mamba", num_hidden_layers=2, state_size=4), make_router()
+    engine.register_extraction("r", [make_point()])
+    with pytest.raises(EngineLimitationError, match="does not tell how many tokens it holds"):
+        engine.generate("r", [5, 6, 7], _GREEDY, router)
+    [generation] = engine.generate_batch(
+        ["r"], [[5, 6, 7]], {**_GREEDY, "min_new_tokens": 8, "use_cache": False}, router
+    )
+    assert positions(generation) == list(range(3, 10))
+
+
 def test_ambiguous_layers_are_refused(load: Callable[..., Any]) -> None:
     from undercurrent.engines import build_tiny_model
 
