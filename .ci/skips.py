@@ -28,6 +28,12 @@ def read_rules(path: Path) -> list[tuple[re.Pattern[str], str]]:
     return rules
 
 
+def reason_of(skipped: ElementTree.Element) -> str:
+    """Returns why a test was skipped; a module skipped as a whole has its reason in the text only."""
+    message = skipped.get("message") or "no reason given"
+    return (skipped.text or message).strip() if message == "collection skipped" else message
+
+
 def is_expected(reason: str, rules: list[tuple[re.Pattern[str], str]]) -> bool:
     """Tells whether some rule matches the reason and its condition holds on this machine."""
     return any(
@@ -45,7 +51,7 @@ def main(expected: Path, reports: Path) -> int:
         for case in ElementTree.parse(report).iter("testcase"):
             skipped = case.find("skipped")
             if skipped is not None:
-                skips[skipped.get("message") or "no reason given"] += 1
+                skips[reason_of(skipped)] += 1
                 outcomes["skipped"] += 1
             else:
                 has_failed = case.find("failure") is not None or case.find("error") is not None
