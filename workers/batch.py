@@ -25,12 +25,14 @@ class RingBatch(ActivationBatch):
         point: ExtractionPoint,
         *,
         in_place: bool,
+        first: int,
     ) -> None:
         self._batch: ipc.Batch | None = batch
         self._headers = headers
         self._request_id = request_id
         self._point = point
         self._in_place = in_place
+        self._first = first
         self._made: list[ActivationRecord | None] = [None] * len(headers)
 
     def __len__(self) -> int:
@@ -75,7 +77,8 @@ class RingBatch(ActivationBatch):
     @property
     def sequences(self) -> np.ndarray[Any, Any]:
         """See `ActivationBatch`."""
-        return self._headers["seq"].astype(np.int64)
+        numbers: np.ndarray[Any, Any] = self._headers["seq"].astype(np.int64) - self._first
+        return numbers
 
     def stack(self) -> np.ndarray[Any, Any]:
         """See `ActivationBatch`; one copy straight out of shared memory where the tensors allow it."""

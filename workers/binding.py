@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from undercurrent.core import Coverage, ProbeResult
-from undercurrent.errors import UnsupportedPayloadError, WorkerError
+from undercurrent.errors import RingError, UnsupportedPayloadError, WorkerError
 from undercurrent.ipc import ProducerRing
 from undercurrent.ipc.layout import CLOSED, CORRUPT, FULL, NO_SLOT, OK, TOO_LARGE, UNSUPPORTED
 from undercurrent.spec import ActivationRecord
@@ -282,8 +282,13 @@ class AsyncBinding:
         if self._start_answer is not None:
             self._note_ended_early(self._start_answer)
         self.ring.close()
-        if not is_lane_closing:
+        if is_lane_closing:
+            return
+        try:
             self.ring.release()
+        except RingError:
+            # Our mistake, and the result is worth more than the ring's memory, which returns with the lane.
+            _logger.exception("ring of request %r was not let go", self.plan.request_id)
 
     def complete(self) -> None:
         """Lets `wait_result` return."""

@@ -58,7 +58,7 @@ class Outlets:
                     binding.request_id,
                     binding.point.name,
                     signal,
-                    sequence=int(header["seq"]),
+                    sequence=binding.number_of(header),
                     layer=int(header["layer"]),
                     position=int(header["token_pos"]),
                     model=binding.model,
@@ -70,7 +70,7 @@ class Outlets:
             self._frames.append(
                 m.Signalled(
                     binding.binding_id,
-                    int(header["seq"]),
+                    binding.number_of(header),
                     int(header["layer"]),
                     int(header["token_pos"]),
                     self._encode_signal(binding, signal),

@@ -111,6 +111,10 @@ class ServedBinding:
         if reason not in self._reasons:
             self._reasons.append(reason)
 
+    def number_of(self, header: Any) -> int:
+        """The record's number within the binding, from 0; a ring counts from its `queue_depth` on."""
+        return int(header["seq"]) - self.ring.queue_depth
+
     def serve(self, slice_until_ns: int) -> bool:
         """Handles waiting records until the ring is empty or the slice is over; True when records are left.
 
@@ -162,6 +166,7 @@ class ServedBinding:
         if self._probe is None:
             return
         headers = np.frombuffer(batch.headers, dtype=frames.HEADER_DTYPE)
+        frames.load_libraries(headers)
         started_ns = time.perf_counter_ns()
         if self._is_batching:
             self._handle_many(batch, headers)
@@ -193,7 +198,9 @@ class ServedBinding:
 
     def _handle_many(self, batch: Batch, headers: np.ndarray[Any, Any]) -> None:
         assert self._probe is not None
-        activations = RingBatch(batch, headers, self.request_id, self.point, in_place=self._is_in_place)
+        activations = RingBatch(
+            batch, headers, self.request_id, self.point, in_place=self._is_in_place, first=self.ring.queue_depth
+        )
         try:
             self._note_call(self.binding_id)
             signals = self._probe.on_activations(activations)
@@ -215,7 +222,7 @@ class ServedBinding:
             "probe of point %r raised %s on record %d of request %r",
             self.point.name,
             type(error).__name__,
-            int(header["seq"]),
+            self.number_of(header),
             self.request_id,
             exc_info=error,
         )

@@ -56,6 +56,13 @@ def is_tensor_type(kind: type) -> bool:
     return loaded is not None and (kind is loaded.Tensor or kind is loaded.nn.Parameter)
 
 
+def load_torch() -> None:
+    """Imports torch now, so that the seconds it takes the first time count as nobody's probe time."""
+    import torch
+
+    assert torch
+
+
 def tensor_dtype(name: str) -> torch.dtype:
     """Returns the torch dtype called `name`.
 
