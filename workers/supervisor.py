@@ -139,11 +139,9 @@ class Supervisor:
         return [opened[id(plan)] for plan in plans]
 
     def _is_suspended(self, worker_key: bytes) -> bool:
-        health = self._health.get(worker_key)
-        if health is None:
-            return False
         with self._lock:
-            return health.is_suspended()
+            health = self._health.get(worker_key)
+            return health is not None and health.is_suspended()
 
     def begin_step(self) -> None:
         """From here to `end_step` records wake no worker."""
@@ -262,6 +260,9 @@ class Supervisor:
 
     def _lane_for(self, plan: BindingPlan, packed: PackedPoint) -> Lane:
         with self._lock:
+            if plan.workers == 1:
+                key = (packed.worker_key, 0)
+                return self._lane_by_key.get(key) or self._new_key(key, plan)
             keys = [(packed.worker_key, index) for index in range(plan.workers)]
             for key in keys:
                 if key not in self._lane_by_key:
@@ -274,8 +275,8 @@ class Supervisor:
             self._lane_by_key = {k: lane for k, lane in self._lane_by_key.items() if k[0] in busy}
         if len(self._lanes) < self._pool_size:
             lane = Lane(f"uc-{len(self._lanes)}-{plan.point.name}"[:40], self._budget)
-            lane.threads = getattr(plan.point, "threads", None) or 1
-            lane.needs_gpu = bool(getattr(plan.point, "gpu", False))
+            lane.threads = plan.point.threads or 1
+            lane.needs_gpu = bool(plan.point.gpu)
             lane.set_sinks(self._sinks)
             self._lanes = [*self._lanes, lane]
             self._start(lane)
