@@ -21,6 +21,8 @@ that other processes read.
     (None, None)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from undercurrent.ipc import layout
 from undercurrent.ipc.doorbell import ConsumerLane
 from undercurrent.ipc.layout import OverflowCode
@@ -34,15 +36,29 @@ from undercurrent.ipc.ring import (
     RingStatistics,
 )
 
+if TYPE_CHECKING:
+    from undercurrent.ipc.page import ControlPage, PageReader
+
 __all__ = [
     "Batch",
     "ConsumerLane",
     "ConsumerRing",
+    "ControlPage",
     "LaneStatistics",
     "MemoryBudget",
     "OverflowCode",
+    "PageReader",
     "ProducerLane",
     "ProducerRing",
     "RingStatistics",
     "layout",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The page needs psutil and posix_ipc, which a worker never does: it starts 20 ms sooner without them.
+    if name in ("ControlPage", "PageReader"):
+        from undercurrent.ipc import page
+
+        return getattr(page, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

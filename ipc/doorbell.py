@@ -20,6 +20,7 @@ class ConsumerLane(extension.ConsumerLaneCore):
         Raises:
             RingCorruptError: seals, sizes or header are not those of a lane of this format.
         """
+        extension.monotonic_ns()  # where the extension is missing, this says so before anything is mapped
         control, payload = map_lane(control_fd, payload_fd)
         lane = super().__new__(cls, control, payload)
         watch_forks(lane)

@@ -256,6 +256,8 @@ class LaneMemory:
             if memfd.fd >= 0:
                 os.close(memfd.fd)
                 memfd.fd = -1
+            with contextlib.suppress(BufferError):  # a waiter uses it still: it ends with the lane object
+                memfd.map.close()
         self.budget.release(self.committed_bytes)
         self.committed_bytes = 0
 

@@ -52,6 +52,7 @@ else:
             """Without the extension."""
 
             ProducerLaneCore = ProducerRingCore = ConsumerLaneCore = ConsumerRingCore = _Unavailable
+            monotonic_ns = _Unavailable
 
         Batch = _Unavailable
 

@@ -26,7 +26,7 @@ static void step_over(uc_consumer_t *ring)
     ring->index = ring->index + 1 == ring->queue_depth ? 0 : ring->index + 1;
 }
 
-/* ---- the hand -------------------------------------------------------------------------------- */
+/* ---- the hand ------------------------------------------------------------------------------- */
 
 static uc_status_t read_hand_row(const uc_lane_t *lane, uc_hands_t *hands, uint32_t class_index)
 {
@@ -71,7 +71,7 @@ void uc_hands_put(uc_hands_t *hands, uint32_t class_index, uint32_t slot)
         hands->slots[class_index][hands->count[class_index]++] = slot;
 }
 
-/* ---- attaching and letting go ---------------------------------------------------------------- */
+/* ---- attaching and letting go --------------------------------------------------------------- */
 
 uc_status_t uc_consumer_attach(const uc_lane_t *lane, uint32_t ring_index, uint32_t queue_depth,
                                uint32_t policy, uint64_t generation, uc_consumer_t *ret_ring)
@@ -119,7 +119,7 @@ void uc_consumer_detach(uc_consumer_t *ring)
     uc_store_release(&ring->block->reader_state, UC_READER_DETACHED);
 }
 
-/* ---- taking ---------------------------------------------------------------------------------- */
+/* ---- taking --------------------------------------------------------------------------------- */
 
 /* Whether a private copy of a header can describe a payload in `room` bytes. */
 static bool header_is_valid(const uc_slot_header_t *header, const uc_consumer_t *ring,

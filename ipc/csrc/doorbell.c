@@ -2,11 +2,11 @@
  * CLOCK_MONOTONIC. The shared state is the truth: each sleep is bounded, so a waker that is killed
  * between its mark and its wake delays the consumer, and never strands it. */
 #ifndef __linux__
-#error \
-    "the doorbell needs Linux futexes; on other systems undercurrent.ipc answers RingUnavailableError"
+#error "the doorbell needs Linux futexes"
 #endif
 #include "ring.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <linux/membarrier.h>
@@ -28,14 +28,15 @@ uint64_t uc_monotonic_ns(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* Sleeps while *word == value, at most duration_ns. Returns early at will: callers look again. */
-static void futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t duration_ns)
+/* Sleeps while *word == value, at most duration_ns. Returns early at will: callers look again.
+ * False: a signal handler ran. */
+static bool futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t duration_ns)
 {
     struct timespec duration = {
         .tv_sec = (time_t)(duration_ns / 1000000000ull),
         .tv_nsec = (long)(duration_ns % 1000000000ull),
     };
-    (void)syscall(SYS_futex, word, FUTEX_WAIT, value, &duration, NULL, 0);
+    return syscall(SYS_futex, word, FUTEX_WAIT, value, &duration, NULL, 0) == 0 || errno != EINTR;
 }
 
 static void futex_wake_all(_Atomic uint32_t *word)
@@ -43,7 +44,7 @@ static void futex_wake_all(_Atomic uint32_t *word)
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* ---- producer ---------------------------------------------------------------------------------- */
+/* ---- producer ------------------------------------------------------------------------------- */
 
 bool uc_fence_register(void)
 {
@@ -81,14 +82,23 @@ bool uc_doorbell_wake(const uc_lane_t *lane)
     return true;
 }
 
+/* Ends a nap or a park. The caller's fence came before. */
+static void wake_sleeper(_Atomic uint32_t *sleep)
+{
+    if (uc_load_relaxed(sleep) != UC_AWAKE && uc_exchange_acq_rel(sleep, UC_AWAKE) != UC_AWAKE)
+        futex_wake_all(sleep);
+}
+
 void uc_doorbell_mail(const uc_lane_t *lane)
 {
     uc_fetch_add_release(&uc_lane_doorbell(lane)->mail, 1u); /* SYNC mail */
-    uc_fence_park(); /* SYNC sleep: also when the kernel has no barrier for the light fence */
-    (void)uc_doorbell_wake(lane);
+    /* SYNC sleep: also when the kernel has no barrier for the light fence. A frame is rare and
+     * somebody waits for its answer, so a nap is ended too. */
+    uc_fence_park();
+    wake_sleeper(&uc_lane_doorbell(lane)->sleep);
 }
 
-/* ---- consumer ---------------------------------------------------------------------------------- */
+/* ---- consumer ------------------------------------------------------------------------------- */
 
 static uint32_t ring_limit(const uc_lane_t *lane, const uc_sleeper_t *sleeper)
 {
@@ -173,8 +183,8 @@ static uc_status_t sleep_once(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint
     else if (!fence_heavy() && duration_ns > UC_BARE_PARK_NS) /* SYNC sleep */
         duration_ns = UC_BARE_PARK_NS;
     uc_status_t status = look(lane, sleeper);
-    if (status == UC_EMPTY)
-        futex_wait(sleep, depth, duration_ns);
+    if (status == UC_EMPTY && !futex_wait(sleep, depth, duration_ns))
+        status = UC_SIGNALLED;
     uc_store_relaxed(sleep, UC_AWAKE);
     UC_STEP("sleep.awake");
     return status;
@@ -227,12 +237,10 @@ void uc_doorbell_interrupt(const uc_lane_t *lane, uc_sleeper_t *sleeper)
     uc_doorbell_t *doorbell = uc_lane_doorbell(lane);
     uc_store_release(&sleeper->is_interrupted, 1u); /* SYNC interrupt */
     uc_fence_park();                                /* SYNC sleep */
-    if (uc_load_relaxed(&doorbell->sleep) != UC_AWAKE
-        && uc_exchange_acq_rel(&doorbell->sleep, UC_AWAKE) != UC_AWAKE)
-        futex_wake_all(&doorbell->sleep);
+    wake_sleeper(&doorbell->sleep);
 }
 
-/* ---- room -------------------------------------------------------------------------------------- */
+/* ---- room ----------------------------------------------------------------------------------- */
 
 /* `ring` is the waiter's own copy: another thread may use the handle meanwhile, and whatever moved
  * counts as room, because the caller tries again. */
@@ -265,7 +273,7 @@ uc_status_t uc_room_wait(const uc_producer_t *ring, uint64_t slice_ns)
     uc_fence_park(); /* SYNC waiting: pairs with the fence in uc_room_signal */
     status = look_for_room(ring);
     if (status == UC_FULL) {
-        futex_wait(&block->room, room, slice_ns);
+        (void)futex_wait(&block->room, room, slice_ns);
         UC_STEP("room.slept");
         status = look_for_room(ring);
     }

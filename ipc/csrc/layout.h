@@ -164,51 +164,51 @@ static inline uint32_t uc_slot_class(uint32_t slot, uint32_t block_word, uint32_
     return class_index;
 }
 
-/* ---- control: the header, offset 0, written once before the fds leave their maker ------------ */
+/* ---- control: the header, offset 0, written once before the fds leave their maker ----------- */
 typedef struct {
     uint64_t magic;            /*   0 UC_MAGIC */
     uint32_t byte_order;       /*   8 UC_BYTE_ORDER as stored by the maker */
     uint16_t version_major;    /*  12 differs: refuse */
-    uint16_t version_minor; /*  14 larger: accept, fields may have been added in reserved bytes */
-    uint32_t header_bytes; /*  16 UC_HEADER_BYTES */
-    uint32_t ring_capacity; /*  20 ring blocks, a multiple of 64 */
-    uint64_t control_bytes; /*  24 size of the control memfd, a multiple of 4096 */
-    uint64_t payload_bytes; /*  32 size of the payload memfd, a multiple of UC_BLOCK_BYTES */
-    uint32_t block_bytes; /*  40 UC_BLOCK_BYTES */
-    uint32_t unit_bytes; /*  44 UC_UNIT_BYTES */
-    uint32_t block_count; /*  48 payload_bytes / block_bytes */
-    uint32_t class_count; /*  52 UC_CLASS_COUNT */
-    uint64_t doorbell_offset; /*  56 uc_doorbell_t */
-    uint64_t ticks_offset; /*  64 u32[ring_capacity]: see doorbell.c */
-    uint64_t hands_offset; /*  72 uc_hand_row_t[class_count] */
-    uint64_t blocks_offset; /*  80 u32[block_count] */
-    uint64_t rings_offset; /*  88 uc_ring_block_t[ring_capacity] */
-    uint64_t entries_offset; /*  96 entry words, UC_ENTRY_STRIDE apart */
-    uint64_t entry_count; /* 104 entry words in the arena, shared out to the rings */
+    uint16_t version_minor;    /*  14 larger: accept, reserved bytes got a meaning */
+    uint32_t header_bytes;     /*  16 UC_HEADER_BYTES */
+    uint32_t ring_capacity;    /*  20 ring blocks, a multiple of 64 */
+    uint64_t control_bytes;    /*  24 size of the control memfd, a multiple of 4096 */
+    uint64_t payload_bytes;    /*  32 size of the payload memfd, a multiple of UC_BLOCK_BYTES */
+    uint32_t block_bytes;      /*  40 UC_BLOCK_BYTES */
+    uint32_t unit_bytes;       /*  44 UC_UNIT_BYTES */
+    uint32_t block_count;      /*  48 payload_bytes / block_bytes */
+    uint32_t class_count;      /*  52 UC_CLASS_COUNT */
+    uint64_t doorbell_offset;  /*  56 uc_doorbell_t */
+    uint64_t ticks_offset;     /*  64 u32[ring_capacity]: see doorbell.c */
+    uint64_t hands_offset;     /*  72 uc_hand_row_t[class_count] */
+    uint64_t blocks_offset;    /*  80 u32[block_count] */
+    uint64_t rings_offset;     /*  88 uc_ring_block_t[ring_capacity] */
+    uint64_t entries_offset;   /*  96 entry words, UC_ENTRY_STRIDE apart */
+    uint64_t entry_count;      /* 104 entry words in the arena, shared out to the rings */
     uint64_t record_bytes_max; /* 112 no record's payload is longer */
-    uint64_t creator_pid; /* 120 for people; nothing is decided by it */
-    uint64_t creator_start; /* 128 the same: start time in clock ticks since boot */
-    uint8_t lane_id[16]; /* 136 random */
-    uint32_t reserved; /* 152 0 */
-    uint32_t crc32; /* 156 CRC-32 (IEEE 802.3) of bytes 0..155 */
+    uint64_t creator_pid;      /* 120 for people; nothing is decided by it */
+    uint64_t creator_start;    /* 128 the same: start time in clock ticks since boot */
+    uint8_t lane_id[16];       /* 136 random */
+    uint32_t reserved;         /* 152 0 */
+    uint32_t crc32;            /* 156 CRC-32 (IEEE 802.3) of bytes 0..155 */
 } uc_control_header_t;
 _Static_assert(sizeof(uc_control_header_t) == 160, "header");
 _Static_assert(offsetof(uc_control_header_t, entries_offset) == 96, "header");
 _Static_assert(offsetof(uc_control_header_t, crc32) == 156, "header");
 
-/* ---- control: the doorbell ------------------------------------------------------------------- */
+/* ---- control: the doorbell ------------------------------------------------------------------ */
 enum { UC_AWAKE = 0, UC_NAPPING = 1, UC_PARKED = 2 };
 
 typedef struct {
     _Atomic uint32_t sleep; /*   0 futex; consumer stores, wakers exchange it to UC_AWAKE */
     uint8_t pad0[124];
-    _Atomic uint32_t mail; /* 128 count of socket frames sent; written by the producer's process */
+    _Atomic uint32_t mail;   /* 128 count of socket frames sent; producer's process */
     _Atomic uint32_t closed; /* 132 1 when the producer closed the lane */
-    _Atomic uint32_t epoch; /* 136 number of the consumer generation; producer's process only */
+    _Atomic uint32_t epoch;  /* 136 number of the consumer generation; producer's */
     uint8_t pad1[116];
     /* Apart from sleep, which the producer reads at every publication. */
-    _Atomic uint64_t activity; /* 256 generation whose user code runs now, 0 for none; consumer */
-    _Atomic uint64_t activity_ns; /* 264 CLOCK_MONOTONIC when it began; stored before `activity` */
+    _Atomic uint64_t activity;    /* 256 generation whose user code runs, 0: none; consumer */
+    _Atomic uint64_t activity_ns; /* 264 CLOCK_MONOTONIC of its begin; stored before */
     uint8_t pad2[112];
 } uc_doorbell_t;
 _Static_assert(sizeof(uc_doorbell_t) == 384, "doorbell");
@@ -223,38 +223,38 @@ typedef struct {
 } uc_hand_row_t;
 _Static_assert(sizeof(uc_hand_row_t) == 128, "hand row");
 
-/* ---- control: one ring ----------------------------------------------------------------------- */
+/* ---- control: one ring ---------------------------------------------------------------------- */
 enum { UC_DROP_OLDEST = 0, UC_DROP_NEWEST = 1, UC_BLOCK = 2, UC_POLICY_COUNT = 3 };
 enum { UC_RING_FREE = 0, UC_RING_OPEN = 1, UC_RING_CLOSED = 2, UC_RING_CORRUPT = 3 };
 enum { UC_READER_NONE = 0, UC_READER_ATTACHED = 1, UC_READER_DETACHED = 2, UC_READER_CORRUPT = 3 };
 
 typedef struct {
     /* line 0: geometry; producer, before state becomes UC_RING_OPEN */
-    _Atomic uint64_t generation; /*   0 names this use of the ring block */
-    _Atomic uint64_t start; /*   8 position of the first record, >= queue_depth */
+    _Atomic uint64_t generation;  /*   0 names this use of the ring block */
+    _Atomic uint64_t start;       /*   8 position of the first record, >= queue_depth */
     _Atomic uint32_t first_entry; /*  16 index of the ring's first word in the entry arena */
     _Atomic uint32_t queue_depth; /*  20 words in the ring, any number from 1 */
-    _Atomic uint32_t policy; /*  24 UC_DROP_OLDEST, UC_DROP_NEWEST or UC_BLOCK */
+    _Atomic uint32_t policy;      /*  24 UC_DROP_OLDEST, UC_DROP_NEWEST or UC_BLOCK */
     uint8_t pad0[100];
     /* line 1: the producer's, one writer */
-    _Atomic uint64_t progress; /* 128 dropped_oldest and tail in one store */
-    _Atomic uint64_t tail; /* 136 position of the next record; a hint, never an end */
+    _Atomic uint64_t progress;       /* 128 dropped_oldest and tail in one store */
+    _Atomic uint64_t tail;           /* 136 position of the next record; a hint, never an end */
     _Atomic uint64_t dropped_newest; /* 144 refused: the ring was full */
-    _Atomic uint64_t no_memory; /* 152 refused: no slot within memory_max */
-    _Atomic uint64_t unsupported; /* 160 refused: no bytes to be had from the payload */
-    _Atomic uint64_t too_large; /* 168 refused: longer than record_bytes_max */
-    _Atomic uint64_t block_timeout; /* 176 refused: waited for room as long as was allowed */
-    _Atomic uint64_t lost; /* 184 taken by a consumer that died before it was done */
+    _Atomic uint64_t no_memory;      /* 152 refused: no slot within memory_max */
+    _Atomic uint64_t unsupported;    /* 160 refused: no bytes to be had from the payload */
+    _Atomic uint64_t too_large;      /* 168 refused: longer than record_bytes_max */
+    _Atomic uint64_t block_timeout;  /* 176 refused: waited for room as long as was allowed */
+    _Atomic uint64_t lost;           /* 184 taken by a consumer that died before it was done */
     uint8_t pad1[64];
     /* line 2: the producer's, rarely written, read by the consumer */
-    _Atomic uint32_t state; /* 256 UC_RING_… */
+    _Atomic uint32_t state;            /* 256 UC_RING_… */
     _Atomic uint32_t producer_waiting; /* 260 the producer sleeps, or is about to, on room */
     uint8_t pad2[120];
     /* line 3: the consumer's */
-    _Atomic uint64_t consumed; /* 384 records whose handling has ended */
-    _Atomic uint32_t room; /* 392 futex; grows when room was made for a waiting producer */
+    _Atomic uint64_t consumed;     /* 384 records whose handling has ended */
+    _Atomic uint32_t room;         /* 392 futex; grows when room was made for a waiter */
     _Atomic uint32_t reader_state; /* 396 UC_READER_… */
-    _Atomic uint64_t user[4]; /* 400 counters of the consumer's own meaning; opaque here */
+    _Atomic uint64_t user[4];      /* 400 counters of the consumer's own meaning; opaque here */
     uint8_t pad3[80];
 } uc_ring_block_t;
 _Static_assert(sizeof(uc_ring_block_t) == 512, "ring block");
@@ -262,31 +262,31 @@ _Static_assert(offsetof(uc_ring_block_t, progress) == 128, "ring block");
 _Static_assert(offsetof(uc_ring_block_t, state) == 256, "ring block");
 _Static_assert(offsetof(uc_ring_block_t, consumed) == 384, "ring block");
 
-/* ---- payload: the header of a slot ------------------------------------------------------------ */
+/* ---- payload: the header of a slot ---------------------------------------------------------- */
 enum { UC_FLAG_IS_GENERATED = 1 };
 enum { UC_DTYPE_OPAQUE = 255 }; /* dtype_code of bytes without a type; dtype_bits is 8 */
 
 typedef struct {
-    uint64_t sequence; /*   0 the record's 64-bit position */
-    uint64_t generation; /*   8 the ring's generation */
-    uint32_t length; /*  16 payload bytes */
-    uint8_t kind; /*  20 what to rebuild; opaque here */
-    uint8_t dtype_code; /*  21 DLPack's code: 0 int 1 uint 2 float 4 bfloat 5 complex 6 bool … */
-    uint8_t dtype_bits; /*  22 bits of one element */
-    uint8_t ndim; /*  23 0..4; opaque bytes have 1 */
-    uint32_t shape[4]; /*  24 unused dimensions are 0 */
-    int64_t token_pos; /*  40 */
-    int32_t layer; /*  48 */
-    uint32_t flags; /*  52 bit 0: is_generated */
-    double timestamp; /*  56 wall clock, seconds */
+    uint64_t sequence;     /*   0 the record's 64-bit position */
+    uint64_t generation;   /*   8 the ring's generation */
+    uint32_t length;       /*  16 payload bytes */
+    uint8_t kind;          /*  20 what to rebuild; opaque here */
+    uint8_t dtype_code;    /*  21 DLPack's code: 0 int 1 uint 2 float 4 bfloat 5 complex 6 bool */
+    uint8_t dtype_bits;    /*  22 bits of one element */
+    uint8_t ndim;          /*  23 0..4; opaque bytes have 1 */
+    uint32_t shape[4];     /*  24 unused dimensions are 0 */
+    int64_t token_pos;     /*  40 */
+    int32_t layer;         /*  48 */
+    uint32_t flags;        /*  52 bit 0: is_generated */
+    double timestamp;      /*  56 wall clock, seconds */
     uint64_t monotonic_ns; /*  64 CLOCK_MONOTONIC at publication */
-    uint8_t trace[16]; /*  72 */
-    uint8_t reserved[40]; /*  88 0 */
+    uint8_t trace[16];     /*  72 */
+    uint8_t reserved[40];  /*  88 0 */
 } uc_slot_header_t;
 _Static_assert(sizeof(uc_slot_header_t) == UC_SLOT_HEADER_BYTES, "slot header");
 _Static_assert(offsetof(uc_slot_header_t, timestamp) == 56, "slot header");
 
-/* ---- answers ---------------------------------------------------------------------------------- */
+/* ---- answers -------------------------------------------------------------------------------- */
 typedef enum {
     UC_OK = 0,
     UC_FULL = 1, /* no room now */
@@ -298,13 +298,14 @@ typedef enum {
     UC_END_OF_STREAM = 7, /* closed or dead, and drained */
     UC_CORRUPT = 8, /* shared memory says what no honest peer can have written */
     UC_INTERRUPTED = 9, /* a waiter was asked to return */
+    UC_SIGNALLED = 10, /* a signal came: handle it, then wait again */
     UC_NO_SLOT = 16, /* the slot in hand is missing or too small: reserve, then try again */
     UC_TOO_LARGE = 17, /* longer than record_bytes_max */
     UC_UNSUPPORTED = 18, /* no contiguous bytes of a known type to be had */
     UC_NO_HAND = 19, /* the consumer has no free slot of the class to leave in exchange */
 } uc_status_t;
 
-/* ---- geometry: the checked private copy of a header -------------------------------------------- */
+/* ---- geometry: the checked private copy of a header ----------------------------------------- */
 typedef struct {
     uint64_t control_bytes;
     uint64_t payload_bytes;

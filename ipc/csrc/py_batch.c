@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- SlotView -------------------------------------------------------------------------------- */
+/* ---- SlotView ------------------------------------------------------------------------------- */
 
 /* The exporter keeps its lane; while it is exported, it also keeps the lane's mapping. */
 static int view_getbuffer(PyObject *op, Py_buffer *buffer, int flags)
@@ -59,7 +59,7 @@ PyType_Spec uc_slot_view_spec = {
     .slots = view_slots,
 };
 
-/* ---- Batch ----------------------------------------------------------------------------------- */
+/* ---- Batch ---------------------------------------------------------------------------------- */
 
 static uint8_t *record_bytes(const uc_batch_t *self, uint32_t index)
 {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the lane -------------------------------------------------------------------------------- */
+/* ---- the lane ------------------------------------------------------------------------------- */
 
 static PyObject *lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -256,7 +256,7 @@ PyType_Spec uc_consumer_lane_spec = {
     .slots = lane_slots,
 };
 
-/* ---- the ring -------------------------------------------------------------------------------- */
+/* ---- the ring ------------------------------------------------------------------------------- */
 
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {

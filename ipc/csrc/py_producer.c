@@ -57,7 +57,7 @@ static void ring_dealloc(PyObject *op)
 
 static inline bool is_open(const uc_producer_ring_t *self) { return self->lane->mapping.is_open; }
 
-/* ---- publishing ------------------------------------------------------------------------------ */
+/* ---- publishing ----------------------------------------------------------------------------- */
 
 /* Asks the Python side for slots that hold `length` bytes. A status, or -1 with an error set. */
 static int reserve(uc_producer_ring_t *self, uint32_t length)
@@ -208,7 +208,7 @@ static PyObject *ring_publish_opaque(PyObject *op, PyObject *const *args, Py_ssi
     return answer;
 }
 
-/* ---- waiting for room ------------------------------------------------------------------------ */
+/* ---- waiting for room ----------------------------------------------------------------------- */
 
 /* One slice without the interpreter's lock. The copy is the waiter's; `users` keeps the mapping. */
 static uc_status_t wait_slice(uc_producer_ring_t *self, uint64_t slice_ns)
@@ -268,7 +268,7 @@ static PyObject *ring_interrupt(PyObject *op, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- the rest ------------------------------------------------------------------------------- */
 
 static PyObject *ring_refuse(PyObject *op, PyObject *refusal)
 {

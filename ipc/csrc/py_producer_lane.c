@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- mappings, for both lanes ---------------------------------------------------------------- */
+/* ---- mappings, for both lanes --------------------------------------------------------------- */
 
 int uc_mapping_open(uc_mapping_t *mapping, PyObject *control, PyObject *payload,
                     bool payload_writable)
@@ -56,7 +56,7 @@ void uc_mapping_leave(uc_mapping_t *mapping)
     unmap_if_idle(mapping);
 }
 
-/* ---- the lane -------------------------------------------------------------------------------- */
+/* ---- the lane ------------------------------------------------------------------------------- */
 
 static PyObject *lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -258,7 +258,7 @@ static PyObject *lane_is_open(PyObject *op, void *closure)
     return PyBool_FromLong(((uc_producer_lane_t *)op)->mapping.is_open);
 }
 
-/* ---- many rows in one call --------------------------------------------------------------------- */
+/* ---- many rows in one call ------------------------------------------------------------------ */
 
 typedef struct {
     uc_slot_header_t header;

@@ -46,7 +46,7 @@ Py_ssize_t uc_parse_slots(PyObject *sequence, uint32_t *slots, Py_ssize_t capaci
 /* The counters in the order of their fields. */
 PyObject *uc_counts_to_tuple(const uc_counts_t *counts);
 
-/* ---- both lanes -------------------------------------------------------------------------------- */
+/* ---- both lanes ----------------------------------------------------------------------------- */
 
 /* The mappings one lane object holds. `users` counts waiters without the interpreter's lock and
  * exported views; the buffers are released when it is zero and the lane is closed. */
@@ -69,7 +69,7 @@ void uc_mapping_forget(uc_mapping_t *mapping);
 void uc_mapping_use(uc_mapping_t *mapping);
 void uc_mapping_leave(uc_mapping_t *mapping);
 
-/* ---- sources (py_source.c) ---------------------------------------------------------------------- */
+/* ---- sources (py_source.c) ------------------------------------------------------------------ */
 
 typedef struct {
     const uint8_t *bytes;
@@ -87,7 +87,7 @@ typedef struct {
 int uc_source_open(uc_state_t *state, PyObject *object, uc_source_t *ret_source);
 void uc_source_close(uc_source_t *source);
 
-/* ---- producer (py_producer_lane.c, py_producer.c) ------------------------------------------------ */
+/* ---- producer (py_producer_lane.c, py_producer.c) ------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD uc_state_t *state;
@@ -108,7 +108,7 @@ typedef struct {
  * or -1 with an error set. Does not ring the doorbell. */
 int uc_py_publish(uc_producer_ring_t *ring, uc_slot_header_t *header, const uint8_t *bytes);
 
-/* ---- consumer (py_consumer.c, py_batch.c) -------------------------------------------------------- */
+/* ---- consumer (py_consumer.c, py_batch.c) --------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD uc_state_t *state;
@@ -153,7 +153,7 @@ typedef struct {
 /* Ends a batch: consumed grows, slots without a living view go back to the hand. Idempotent. */
 void uc_batch_finish(uc_batch_t *batch);
 
-/* ---- specs of the types, for module.c -------------------------------------------------------------- */
+/* ---- specs of the types, for module.c ------------------------------------------------------- */
 extern PyType_Spec uc_producer_lane_spec;
 extern PyType_Spec uc_producer_ring_spec;
 extern PyType_Spec uc_consumer_lane_spec;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* ---- DLPack 1.x, declared here: no header of an array library is needed to build --------------- *
+/* ---- DLPack 1.x, declared here: no header of an array library is needed to build ------------ *
  * See: DLPack's "C exchange API" (dlpack.h 1.3), https://dmlc.github.io/dlpack/latest/ */
 
 enum { DLPACK_CPU = 1, DLPACK_CUDA_HOST = 3, DLPACK_COMPLEX = 5 };
@@ -121,7 +121,7 @@ static int open_dlpack(uc_state_t *state, PyObject *object, uc_source_t *source)
         return UC_UNSUPPORTED;
     memset(&tensor, 0, sizeof tensor);
     if (api->tensor_from_object(object, &tensor) != 0) {
-        PyErr_Clear(); /* sparse, without storage, of a type DLPack lacks: the caller has other ways */
+        PyErr_Clear(); /* sparse, or of a type that DLPack lacks: the caller has other ways */
         return UC_UNSUPPORTED;
     }
     if ((tensor.device.type != DLPACK_CPU && tensor.device.type != DLPACK_CUDA_HOST)
@@ -151,7 +151,7 @@ static int open_dlpack(uc_state_t *state, PyObject *object, uc_source_t *source)
     return UC_OK;
 }
 
-/* ---- the buffer protocol -------------------------------------------------------------------------- */
+/* ---- the buffer protocol -------------------------------------------------------------------- */
 
 /* DLPack code of a native one-character format, or of 'Z' and a float (numpy's complex); -1 else.
  * Byte-swapped, structured and sized formats have more characters. */

@@ -205,8 +205,8 @@ static uc_status_t swap_hand(uc_producer_t *ring, uint64_t *ret_replaced, uint32
  *      under drop_oldest on a full ring the oldest dropped, in one atomic step
  *   3. progress: dropped_oldest and the new tail in one store
  *   4. tail: where the next consumer begins to look
- * uc_doorbell_announce follows. A kill after 2 and before 3 leaves EVICTED in the entry at progress' tail: uc_ring_count sees a
- * record more, and the drop it brought. */
+ * uc_doorbell_announce follows. A kill after 2 and before 3 leaves EVICTED in the entry at
+ * progress' tail: uc_ring_count sees a record more, and the drop it brought. */
 uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, const void *source)
 {
     if (ring->state != UC_RING_OPEN)

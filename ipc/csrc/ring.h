@@ -34,7 +34,7 @@
 
 #include "layout.h"
 
-/* ---- the lane as one process sees it ----------------------------------------------------------- */
+/* ---- the lane as one process sees it -------------------------------------------------------- */
 
 /* Filled by the caller from a measured (producer) or checked (consumer) geometry. `payload` is
  * never written in the consumer's process, where the kernel would not allow it either. `blocks` is
@@ -105,7 +105,7 @@ uc_status_t uc_lane_commit_run(uc_lane_t *lane, uint32_t first_block, uint32_t r
 uc_status_t uc_lane_deal(const uc_lane_t *lane, uint32_t class_index, const uint32_t *slots,
                          uint32_t count);
 
-/* ---- counters ----------------------------------------------------------------------------------- */
+/* ---- counters ------------------------------------------------------------------------------- */
 
 /* published = tail - start. produced = published + everything refused. taken = published -
  * dropped_oldest - waiting and is never stored, so no kill can unbalance it. in_hand = taken -
@@ -130,7 +130,7 @@ typedef struct {
  * producer moved under each of 64 looks; UC_CORRUPT on nonsense. Bounded by queue_depth. */
 uc_status_t uc_ring_count(const uc_lane_t *lane, uint32_t ring_index, uc_counts_t *ret_counts);
 
-/* ---- the producer ------------------------------------------------------------------------------- */
+/* ---- the producer --------------------------------------------------------------------------- */
 
 typedef enum {
     UC_REFUSED_NO_MEMORY = 0,
@@ -161,7 +161,7 @@ typedef struct {
 } uc_producer_t;
 
 /* Writes geometry and entry words (free, without slots), then opens the ring. start >= queue_depth.
- * UC_CORRUPT when an argument is out of range. Bounded by queue_depth; nobody reads the ring yet. */
+ * UC_CORRUPT when an argument is out of range. Bounded by queue_depth; nobody reads it yet. */
 uc_status_t uc_producer_open(const uc_lane_t *lane, uint32_t ring_index, uint32_t first_entry,
                              uint32_t queue_depth, uint32_t policy, uint64_t generation,
                              uint64_t start, uc_producer_t *ret_ring);
@@ -201,9 +201,9 @@ uc_status_t uc_producer_reap(uc_producer_t *ring);
  * takes them back or counts them; slots must hold that many. The ring itself is unchanged. */
 uc_status_t uc_producer_slots(const uc_producer_t *ring, uint32_t *slots, uint32_t *ret_count);
 
-/* ---- the consumer ------------------------------------------------------------------------------- */
+/* ---- the consumer --------------------------------------------------------------------------- */
 
-/* The consumer's slots, private, shared by all rings of its lane. Zeroed by the caller at attach. */
+/* The consumer's slots, private, shared by all rings of its lane. Zeroed by the caller. */
 typedef struct {
     uint32_t slots[UC_CLASS_COUNT][UC_HAND_COUNT];
     uint8_t count[UC_CLASS_COUNT];
@@ -270,7 +270,7 @@ void uc_consumer_set_user(uc_consumer_t *ring, uint32_t index, uint64_t value);
 /* The consumer lets go; its slots in hand must have been put back by the caller. Idempotent. */
 void uc_consumer_detach(uc_consumer_t *ring);
 
-/* ---- copying (copy.c) ---------------------------------------------------------------------------- */
+/* ---- copying (copy.c) ----------------------------------------------------------------------- */
 
 /* From this many payload bytes on, a slot that comes from the consumer is written with streaming
  * stores where the processor has them (x86-64 with AVX2): its lines sit in the consumer's cache and
@@ -284,7 +284,7 @@ void uc_consumer_detach(uc_consumer_t *ring);
 void uc_slot_fill(uint8_t *slot, const uc_slot_header_t *header, const void *source,
                   bool is_cached);
 
-/* ---- doorbell (doorbell.c; Linux) ----------------------------------------------------------------- */
+/* ---- doorbell (doorbell.c; Linux) ----------------------------------------------------------- */
 
 /* What one consumer lane remembers between waits. Zeroed by the caller at attach; `seen` and
  * `pending` are the caller's too: ring_capacity numbers, and a bit for each. */
@@ -320,8 +320,8 @@ uint64_t uc_doorbell_collect(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint3
 void uc_doorbell_mark(uc_sleeper_t *sleeper, uint32_t ring_index);
 
 /* Spins up to 20 us, naps by timer while something came within the last 20 ms, then parks. UC_OK
- * when a ring is ready or mail is new, UC_INTERRUPTED, UC_TIMEOUT at deadline_ns
- * (CLOCK_MONOTONIC). A lane that closes sends mail. Blocks; consumer. */
+ * when a ring is ready or mail is new, UC_INTERRUPTED, UC_SIGNALLED, UC_TIMEOUT at
+ * deadline_ns (CLOCK_MONOTONIC). A lane that closes sends mail. Blocks; consumer. */
 uc_status_t uc_doorbell_wait(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint64_t deadline_ns);
 
 /* Says whose user code runs from now on, 0 for none. Two stores; consumer. */
