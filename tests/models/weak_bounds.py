@@ -47,8 +47,6 @@ LONG = (
     Bounds("drop_oldest", depth=2, records=9, doorbell=False, copying=True),
     Bounds("drop_oldest", depth=2, records=3),
     Bounds("drop_newest", depth=1, records=3),
-    Bounds("block", depth=1, records=3),
-    Bounds("block", depth=2, records=3),
 )
 _RING = Bounds("drop_oldest", depth=1, records=5, doorbell=False)
 _COPY = Bounds("drop_oldest", depth=1, records=5, doorbell=False, copying=True)
