@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -393,21 +392,3 @@ def test_file_in_the_working_folder_does_not_shadow_the_standard_library(tmp_pat
     nursery = start(cwd=str(tmp_path))
     assert nursery.wait_ready(soon()).pid == nursery.pid
     nursery.close(soon())
-
-
-def test_engine_that_reaps_every_child_or_none_disturbs_nothing() -> None:
-    for how in ("lambda *_: os.waitpid(-1, os.WNOHANG)", "signal.SIG_IGN"):
-        program = (
-            "import os, signal, sys, time\n"
-            f"signal.signal(signal.SIGCHLD, {how})\n"
-            "from undercurrent.workers.nursery import Nursery, SpawnOrder\n"
-            "soon = time.monotonic() + 30\n"
-            "nursery = Nursery.start(environment=os.environ, sys_path=sys.path, cwd='/', preload=(), deadline=soon)\n"
-            "worker = nursery.spawn(SpawnOrder(worker_name='w', entry='os:abort'), [], soon)\n"
-            "assert worker.wait(soon)\n"
-            "while not (replies := nursery.read_replies()): pass\n"
-            "nursery.close(soon)\n"
-            "print(replies[0].exit_code)\n"
-        )
-        answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
-        assert (answer.stdout, answer.returncode) == ("70\n", 0), answer.stderr

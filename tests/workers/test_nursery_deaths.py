@@ -252,3 +252,21 @@ def test_stack_of_a_worker_that_answers_no_signal_says_what_it_does() -> None:
     nursery.close(time.monotonic())
     os.close(read_end)
     os.close(write_end)
+
+
+def test_engine_that_reaps_every_child_or_none_disturbs_nothing() -> None:
+    for how in ("lambda *_: os.waitpid(-1, os.WNOHANG)", "signal.SIG_IGN"):
+        program = (
+            "import os, signal, sys, time\n"
+            f"signal.signal(signal.SIGCHLD, {how})\n"
+            "from undercurrent.workers.nursery import Nursery, SpawnOrder\n"
+            "soon = time.monotonic() + 30\n"
+            "nursery = Nursery.start(environment=os.environ, sys_path=sys.path, cwd='/', preload=(), deadline=soon)\n"
+            "worker = nursery.spawn(SpawnOrder(worker_name='w', entry='os:abort'), [], soon)\n"
+            "assert worker.wait(soon)\n"
+            "while not (replies := nursery.read_replies()): pass\n"
+            "nursery.close(soon)\n"
+            "print(replies[0].exit_code)\n"
+        )
+        answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+        assert (answer.stdout, answer.returncode) == ("70\n", 0), answer.stderr
