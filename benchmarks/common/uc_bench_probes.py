@@ -24,21 +24,30 @@ class NoopProbe(Probe):
 
 
 class MeanProbe(NoopProbe):
-    """The mean of every record, one matrix reduction per batch where batches exist."""
+    """The mean of every record as a product with equal weights; one product per batch where batches exist."""
 
     def on_start(self, request_ctx):
         super().on_start(request_ctx)
         self.total = 0.0
+        self.weights = None
 
     def on_activation(self, record):
         self.count += 1
-        self.total += float(record.tensor.mean())
+        self.total += float(record.tensor @ self._weights(len(record.tensor)))
         return
 
     def on_activations(self, batch):
         self.count += len(batch)
-        self.total += float(batch.stack().mean(axis=1).sum())
-        return
+        stacked = batch.stack()
+        self.total += float((stacked @ self._weights(stacked.shape[1])).sum())
+
+    def _weights(self, count):
+        import numpy as np
+
+        if self.weights is None:
+            self.weights = np.full(count, 1 / count, dtype=np.float32)
+        return self.weights
+        return None
 
 
 class BusyProbe(NoopProbe):
