@@ -24,16 +24,15 @@ that other processes read.
 from typing import TYPE_CHECKING, Any
 
 from undercurrent.ipc import layout
+from undercurrent.ipc.counters import LaneStatistics, RingStatistics
 from undercurrent.ipc.doorbell import ConsumerLane
 from undercurrent.ipc.layout import OverflowCode
 from undercurrent.ipc.memory import MemoryBudget
 from undercurrent.ipc.ring import (
     Batch,
     ConsumerRing,
-    LaneStatistics,
     ProducerLane,
     ProducerRing,
-    RingStatistics,
 )
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import os
 import sys
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from undercurrent.errors import RingError, RingMemoryError, RingUnavailableError
+from undercurrent.ipc.counters import NO_COUNTS, LaneStatistics, RingStatistics, to_statistics
 from undercurrent.ipc.layout import (
     BLOCK_BYTES,
     CLASS_COUNT,
@@ -59,10 +59,8 @@ else:
 __all__ = [
     "Batch",
     "ConsumerRing",
-    "LaneStatistics",
     "ProducerLane",
     "ProducerRing",
-    "RingStatistics",
     "extension",
     "watch_forks",
 ]
@@ -73,75 +71,8 @@ _ENTRY_STRIDE: Final = 64
 _REFUSALS: Final = {"no_memory": 0, "unsupported": 1, "too_large": 2, "block_timeout": 3}
 _SLEEP_STATES: Final = ("awake", "napping", "parked")
 _READER_ATTACHED: Final = 1
-_NO_COUNTS: Final = (0,) * 15
 
 ConsumerState = Literal["awake", "napping", "parked"]
-
-
-@dataclass(frozen=True, slots=True)
-class RingStatistics:
-    """The counters of one ring. At rest, produced = consumed + dropped + waiting + in_hand + lost."""
-
-    produced: int  # records offered, refused ones included
-    consumed: int  # handled by the consumer
-    dropped_oldest: int  # overwritten unread
-    dropped_newest: int  # refused: the ring was full
-    no_memory: int  # refused: no slot within the memory limit
-    unsupported: int  # refused: no bytes to be had from the payload
-    too_large: int  # refused: longer than the lane's record_bytes_max
-    block_timeout: int  # refused: no room came in time
-    waiting: int
-    in_hand: int  # taken, not yet handled
-    lost: int  # taken by a consumer that died
-    queue_depth: int
-    user: tuple[int, int, int, int]  # the consumer's own counters; their meaning is its own
-
-    @property
-    def dropped(self) -> int:
-        """Records that no consumer will see: overwritten and refused ones."""
-        return (
-            self.dropped_oldest
-            + self.dropped_newest
-            + self.no_memory
-            + self.unsupported
-            + self.too_large
-            + self.block_timeout
-        )
-
-    @property
-    def balanced(self) -> bool:
-        """Whether what the consumer holds is a number it can hold: else a counter was tampered with."""
-        return 0 <= self.in_hand <= min(self.queue_depth, 16)
-
-
-def _statistics(counts: tuple[int, ...], queue_depth: int) -> RingStatistics:
-    published, consumed, oldest, newest, memory, unsupported, large, timeout, waiting, lost, in_hand = counts[:11]
-    return RingStatistics(
-        produced=published + newest + memory + unsupported + large + timeout,
-        consumed=consumed,
-        dropped_oldest=oldest,
-        dropped_newest=newest,
-        no_memory=memory,
-        unsupported=unsupported,
-        too_large=large,
-        block_timeout=timeout,
-        waiting=waiting,
-        in_hand=in_hand,
-        lost=lost,
-        queue_depth=queue_depth,
-        user=(counts[11], counts[12], counts[13], counts[14]),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LaneStatistics:
-    """What a lane holds."""
-
-    rings: int
-    committed_bytes: int
-    slots_issued: int
-    slots_free: int
-    consumer_deaths: int
 
 
 class ProducerRing(extension.ProducerRingCore):
@@ -197,8 +128,8 @@ class ProducerRing(extension.ProducerRingCore):
         """Returns the counters; of a released ring, or in a forked child, the last ones seen here."""
         counts = None if self._is_released else self._counts()
         if counts is not None:
-            self._last = _statistics(counts, self.queue_depth)
-        return self._last or _statistics(_NO_COUNTS, self.queue_depth)
+            self._last = to_statistics(counts, self.queue_depth)
+        return self._last or to_statistics(NO_COUNTS, self.queue_depth)
 
     def close(self) -> None:
         """Ends the stream: what waits is still delivered, then the consumer meets its end. Idempotent."""
@@ -412,7 +343,7 @@ class ConsumerRing(extension.ConsumerRingCore):
 
     def statistics(self) -> RingStatistics:
         """Returns the counters, read from shared memory; zeros when the lane is closed or its words are nonsense."""
-        return _statistics(self._counts() or _NO_COUNTS, self.queue_depth)
+        return to_statistics(self._counts() or NO_COUNTS, self.queue_depth)
 
 
 class _Forkable(Protocol):

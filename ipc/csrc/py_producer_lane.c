@@ -376,6 +376,7 @@ static PyObject *lane_publish_rows(PyObject *op, PyObject *const *args, Py_ssize
     rows.header.kind = (uint8_t)kind;
     rows.header.layer = (int32_t)layer;
     rows.header.length = (uint32_t)(rows.row_bytes > UINT32_MAX ? UINT32_MAX : rows.row_bytes);
+    rows.header.monotonic_ns = uc_monotonic_ns();
     rows.header.ndim = 1;
     rows.header.shape[0] = source.shape[1];
     rows.header.dtype_code = source.dtype_code;

@@ -199,6 +199,14 @@ static uc_status_t swap_hand(uc_producer_t *ring, uint64_t *ret_replaced, uint32
     return UC_CORRUPT;
 }
 
+/* Whether the slot in hand is likely to be in this core's cache still: it was dropped unread, and
+ * the lap since it was written took no longer than the cache is filled by such records. */
+static bool hand_is_cached(const uc_producer_t *ring, uint64_t now_ns)
+{
+    return ring->hand_is_ours && ring->lap_ns < UC_CACHED_LAP_NS
+           && now_ns - ring->lap_begin_ns < UC_CACHED_LAP_NS;
+}
+
 /* Wait-free; engine's thread. Effects on shared memory, in order:
  *   1. the hand's slot: header and payload (streaming stores, then sfence)
  *   2. entry[tail % depth]: stored if free, swapped if full: here the record is published, and
@@ -228,7 +236,8 @@ uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, c
     /* SYNC reuse: the swap that gave us this slot comes before its new bytes; pairs with the
      * acquire fence in uc_consumer_take_copy. */
     uc_fence_release();
-    uc_slot_fill(uc_lane_slot(ring->lane, ring->hand), header, source, ring->hand_is_ours);
+    uc_slot_fill(uc_lane_slot(ring->lane, ring->hand), header, source,
+                 hand_is_cached(ring, header->monotonic_ns));
     UC_STEP("publish.filled");
     uint64_t replaced;
     uint32_t class_index;
@@ -241,7 +250,12 @@ uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, c
     if (ring->hand_is_ours)
         ring->dropped_oldest = (ring->dropped_oldest + 1) & UC_DROPPED_OLDEST_MASK;
     ring->tail++;
-    ring->index = ring->index + 1 == ring->queue_depth ? 0 : ring->index + 1;
+    ring->index++;
+    if (ring->index == ring->queue_depth) {
+        ring->index = 0;
+        ring->lap_ns = header->monotonic_ns - ring->lap_begin_ns;
+        ring->lap_begin_ns = header->monotonic_ns;
+    }
     /* SYNC progress: pairs with the acquire in uc_ring_count. */
     uc_store_release(&ring->block->progress, uc_progress_pack(ring->dropped_oldest, ring->tail));
     UC_STEP("publish.progress");

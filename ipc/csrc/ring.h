@@ -157,7 +157,9 @@ typedef struct {
     uint32_t hand;           /* the slot to fill next, UC_SLOT_NONE before the first record */
     uint32_t hand_bytes;     /* its size with header; 0 for UC_SLOT_NONE */
     uint32_t state;          /* UC_RING_OPEN, UC_RING_CLOSED, UC_RING_CORRUPT */
-    bool hand_is_ours;       /* the slot in hand was dropped unread: its lines are still here */
+    bool hand_is_ours;       /* the slot in hand was dropped unread: the consumer never had it */
+    uint64_t lap_ns;         /* how long the last lap took, by the records' monotonic_ns */
+    uint64_t lap_begin_ns;
 } uc_producer_t;
 
 /* Writes geometry and entry words (free, without slots), then opens the ring. start >= queue_depth.
@@ -272,11 +274,12 @@ void uc_consumer_detach(uc_consumer_t *ring);
 
 /* ---- copying (copy.c) ----------------------------------------------------------------------- */
 
-/* From this many payload bytes on, a slot that comes from the consumer is written with streaming
- * stores where the processor has them (x86-64 with AVX2): its lines sit in the consumer's cache and
- * need not be won back first. A slot that was dropped unread is still in this core's cache, where
- * plain stores are four times cheaper. */
+/* From this many payload bytes on, slots are written with streaming stores where the processor has
+ * them (x86-64 with AVX2): lines that sit in the consumer's cache, or in memory, need not be won
+ * back first. The exception is a slot that was dropped unread a moment ago: it is in this core's
+ * cache, where plain stores are three times cheaper. */
 #define UC_STREAM_BYTES_MIN 1536u
+#define UC_CACHED_LAP_NS 50000ull /* 1 MiB of 8 KiB records takes 30 us */
 
 /* Writes header and payload into a slot. On return every store is ordered before the caller's
  * next store: streaming stores are followed by sfence in the same function, since a release store

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ipc_rig import attach, rig
+from ipc_rig import attach, headers_of, rig
 
 from undercurrent.errors import RingCorruptError, RingError, RingMemoryError
 from undercurrent.ipc import ConsumerLane, MemoryBudget, ProducerLane, layout
@@ -243,6 +243,10 @@ def test_rows_go_to_their_rings_in_one_call() -> None:
         batch = reader.take(4)
         assert batch is not None
         assert bytes(batch.view(0)) == rows[3].tobytes()
+        (header,) = headers_of(batch)
+        expected = {"kind": 5, "layer": 2, "token_pos": 11, "flags": 1, "timestamp": 1.5, "ndim": 1, "shape0": 3}
+        assert expected.items() <= header.items()
+        assert 0 < header["monotonic_ns"] <= time.monotonic_ns()
 
 
 def test_rows_answer_each_for_itself() -> None:
