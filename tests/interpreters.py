@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -29,7 +30,8 @@ def find_interpreter(version: str) -> Path | None:
     if on_path is not None:
         candidates.append(Path(on_path))
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    candidates += sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))
+    with suppress(OSError):  # the variable may name a folder of somebody else
+        candidates += sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))
     return next((candidate for candidate in candidates if _runs(candidate, version)), None)
 
 
