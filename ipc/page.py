@@ -223,7 +223,7 @@ class PageReader:
         """Opens the page.
 
         Raises:
-            RingUnavailableError: there is none of this name.
+            RingUnavailableError: there is none of this name, or it is another user's.
             RingCorruptError: it is no page of this format.
         """
         self.instance = instance
@@ -231,6 +231,8 @@ class PageReader:
             memory = posix_ipc.SharedMemory(_shm_name(instance), read_only=True)
         except posix_ipc.ExistentialError as error:
             raise RingUnavailableError(f"no control page of instance {instance!r}") from error
+        except posix_ipc.PermissionsError as error:
+            raise RingUnavailableError(f"the control page of instance {instance!r} is another user's") from error
         try:
             size = os.fstat(memory.fd).st_size
             if size < _HEADER_BYTES:
@@ -311,8 +313,12 @@ def _create(name: str, instance: str) -> int:
             page = reader.describe()
             if not page.is_stale:
                 raise RingError(f"instance {instance!r} is taken by process {page.pid}; choose another name")
-        with contextlib.suppress(posix_ipc.ExistentialError):
+        try:
             posix_ipc.unlink_shared_memory(name)
+        except posix_ipc.ExistentialError:
+            pass
+        except posix_ipc.PermissionsError as error:
+            raise RingError(f"instance {instance!r} is taken by another user; choose another name") from error
     raise RingError(f"the control page {instance!r} comes back each time it is removed")
 
 

@@ -126,6 +126,19 @@ def test_page_of_another_format_is_refused_and_passed_over(instance: str) -> Non
         os.unlink(shm_path(instance))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_page_of_another_user_is_passed_over(page: ControlPage) -> None:
+    os.seteuid(65534)
+    try:
+        assert page.instance not in [found.instance for found in ControlPage.list_instances()]
+        with pytest.raises(RingUnavailableError, match="another user"):
+            PageReader(page.instance)
+        with pytest.raises(RingError, match="another user"):
+            ControlPage(page.instance)
+    finally:
+        os.seteuid(0)
+
+
 def test_row_left_half_written_is_omitted(page: ControlPage) -> None:
     page.write_row("bindings", 1, id=1, name="whole")
     with open(shm_path(page.instance), "r+b") as file, PageReader(page.instance) as reader:
