@@ -188,6 +188,8 @@ class Worker:
     def _serve_ready(self) -> bool:
         """Gives every ready ring its slice; True when some ring was ready."""
         ready = self._lane.take_ready()
+        # Mail that was sent before these records were published holds for them: a sink attached just now, say.
+        self._read_mail()
         for ring_index in ready:
             binding = self._by_ring.get(ring_index)
             if binding is not None and self._serve(binding):
