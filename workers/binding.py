@@ -271,17 +271,23 @@ class AsyncBinding:
         user = self.ring.statistics().user
         self._earlier_counters = tuple(self._earlier_counters[i] + user[i] for i in range(3))
 
-    def keep_answer(self, result: bytes | None, *, is_lane_closing: bool = False) -> None:
-        """Keeps the worker's last word, or None where no worker will give one, and lets the ring go.
-
-        A lane that is closing takes its rings with it: a worker that did not leave in time may still hold them.
-        """
-        self._final_statistics = self._read_statistics()
+    def keep_answer(self, result: bytes | None) -> None:
+        """Keeps the worker's last word, or None where no worker will give one; the ring stays until `let_go`."""
         self._answer = result
         self.is_finished = True
         if self._start_answer is not None:
             self._note_ended_early(self._start_answer)
-        self.ring.close()
+        if not self.is_ending:
+            self.ring.close()
+
+    def let_go(self, *, is_lane_closing: bool = False) -> None:
+        """Keeps the last counters and returns the ring's memory.
+
+        A lane that is closing takes its rings with it: a worker that did not leave in time may still hold them.
+        """
+        if self._final_statistics is not None:
+            return
+        self._final_statistics = self._read_statistics()
         if is_lane_closing:
             return
         try:

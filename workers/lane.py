@@ -11,17 +11,17 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from undercurrent.errors import WorkerError
+from undercurrent.errors import RingMemoryError, WorkerError
 from undercurrent.ipc import MemoryBudget, ProducerLane
 from undercurrent.ipc.layout import BLOCK, DROP_NEWEST, DROP_OLDEST
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import Channel, ChannelClosedError
-from undercurrent.workers.plans import BindingPlan
+from undercurrent.workers.plans import BindingPlan, WorkerStatus
 from undercurrent.workers.transfer import PackedPoint
 
 _logger = logging.getLogger("undercurrent.workers")
@@ -46,11 +46,14 @@ class Opening:
 class Lane:
     """Owns the lane's memory and the engine's end of its socket. `close()` is idempotent."""
 
-    def __init__(self, name: str, budget: MemoryBudget) -> None:
+    def __init__(self, name: str, budget: MemoryBudget, on_unsent: Callable[[], None]) -> None:
+        """`on_unsent` is called on any thread when the socket is full and frames wait."""
         self.name = name
+        self._on_unsent = on_unsent
         self.memory = ProducerLane(budget)
         self.bindings: dict[int, AsyncBinding] = {}  # guarded by _lock
         self.point_names: set[str] = set()
+        self._retired: deque[AsyncBinding] = deque()
         self.deaths: deque[float] = deque(maxlen=16)
         self.process: Any = None
         """The `SpawnedWorker` that serves the lane, None before it is known and after its death."""
@@ -73,6 +76,17 @@ class Lane:
     def pid(self) -> int:
         """Process id of the worker, 0 while there is none."""
         return self.process.pid if self.process is not None else 0
+
+    def status(self) -> WorkerStatus:
+        """The worker as it is now."""
+        return WorkerStatus(
+            name=self.name,
+            state=self.state,
+            pid=self.pid or None,
+            bindings=self.load,
+            deaths=len(self.deaths),
+            points=tuple(sorted(self.point_names)),
+        )
 
     @property
     def load(self) -> int:
@@ -99,6 +113,7 @@ class Lane:
                 for binding in opened:
                     self.bindings.pop(binding.binding_id, None)
                     binding.keep_answer(None)  # nobody was told of it
+                    binding.let_go()
                 raise
             if frames:
                 self._send(*frames)
@@ -107,7 +122,13 @@ class Lane:
     def _open(self, opening: Opening, frames: list[m.Frame]) -> AsyncBinding:
         plan, packed = opening.plan, opening.packed
         policy = _POLICIES[plan.overflow_policy.value]
-        ring = self.memory.open_ring(queue_depth=plan.queue_depth, policy=policy, generation=opening.binding_id)
+        try:
+            ring = self.memory.open_ring(queue_depth=plan.queue_depth, policy=policy, generation=opening.binding_id)
+        except RingMemoryError:
+            if not self._retired:
+                raise
+            self.let_retired_go()
+            ring = self.memory.open_ring(queue_depth=plan.queue_depth, policy=policy, generation=opening.binding_id)
         binding = AsyncBinding(opening.binding_id, plan, ring, self, packed.worker_key)
         if opening.is_served:
             binding.context_data = opening.context_data
@@ -153,6 +174,20 @@ class Lane:
         """Takes a binding out of the lane; called on the supervisor's thread."""
         with self._lock:
             return self.bindings.pop(binding_id, None)
+
+    def retire(self, binding: AsyncBinding) -> bool:
+        """Puts a finished binding's ring aside, to be let go when nobody waits; True for the first one."""
+        self._retired.append(binding)
+        return len(self._retired) == 1
+
+    def let_retired_go(self) -> None:
+        """Returns the memory of what was retired. Any thread."""
+        while self._retired:
+            try:
+                binding = self._retired.popleft()
+            except IndexError:  # another thread was faster
+                return
+            binding.let_go()
 
     def set_sinks(self, sinks: m.SetSinks) -> None:
         """Tells the worker its sinks; the next worker is told them too."""
@@ -216,6 +251,7 @@ class Lane:
 
     def close(self) -> None:
         """Lets memory and socket go; the worker is gone or does not matter any more."""
+        self.let_retired_go()
         with self._lock:
             self.state = "stopped"
             self.channel.close()
@@ -262,9 +298,11 @@ class Lane:
         if self.state in ("backing_off", "stopped"):
             return False  # `renew` says everything again
         try:
-            self.channel.send(*frames)
+            is_sent = self.channel.send(*frames)
         except ChannelClosedError:
             return False  # the worker just died; its pidfd tells the supervisor, and `renew` says it again
+        if not is_sent:
+            self._on_unsent()
         self.memory.ring_mail()
         return True
 

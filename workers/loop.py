@@ -19,6 +19,7 @@ from typing import Any
 
 from undercurrent.errors import WorkerError
 from undercurrent.workers import messages as m
+from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import ChannelClosedError, ChannelCorruptError
 from undercurrent.workers.health import restart_delay_s
 from undercurrent.workers.lane import Lane
@@ -26,7 +27,11 @@ from undercurrent.workers.relay import Relay
 
 _logger = logging.getLogger("undercurrent.workers")
 
-HANG_LOOK_S_MAX = 5.0
+HANG_LOOK_S_MAX = 3.75
+"""Between two looks for hung probes; an eighth of the default `probe_timeout_s`."""
+HANG_LOOK_S_MIN = 0.02
+_UNSENT_S = 0.01
+_RETIRE_S = 0.02
 STACK_S = 2.0
 
 
@@ -59,6 +64,10 @@ class Loop:
         self._flushes: dict[int, PendingFlush] = {}
         self._spawner: Any = None
         self._spawner_fd = -1
+        self._next_timer = float("inf")
+        self._has_unsent = False
+        self._look_s = HANG_LOOK_S_MAX
+        self._next_look = 0.0
         self._is_stopping = False
         self._are_sockets_paused = False
         # Daemonic: an interpreter that ends without `shutdown()` must end at once. What the thread owns (lanes,
@@ -68,6 +77,7 @@ class Loop:
     def start(self, spawner: Any) -> None:
         """Starts the thread."""
         self._spawner = spawner
+        self.post(self._look_for_hung)
         self._thread.start()
 
     def post(self, call: Callable[[], None]) -> None:
@@ -128,7 +138,22 @@ class Loop:
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         """Runs `call` in `delay_s` seconds."""
-        self._timers.append((time.monotonic() + delay_s, call))
+        when = time.monotonic() + delay_s
+        self._timers.append((when, call))
+        self._next_timer = min(self._next_timer, when)
+
+    def note_unsent(self) -> None:
+        """A lane's socket is full: the rest is sent from here. Any thread may say so."""
+        self._has_unsent = True
+        self.wake()
+
+    def expect_calls_of(self, probe_timeout_s: float) -> None:
+        """Looks for hung probes often enough to notice one that runs longer than this. Any thread may ask."""
+        look_s = max(probe_timeout_s / 8, HANG_LOOK_S_MIN)
+        if look_s < self._look_s:
+            self._look_s = look_s
+            self._next_look = 0.0
+            self.post(self._look_for_hung)
 
     def bury(self, lane: Lane) -> None:
         """The worker is dead: reads its last words, then says so to the supervisor."""
@@ -153,28 +178,29 @@ class Loop:
                 _logger.exception("the supervisor's loop met an error and goes on")
 
     def _turn(self) -> None:
+        # Whoever waits for a result gets the interpreter's lock when this thread blocks again: what is not needed for
+        # the frames at hand is done by timers.
         self._watch_spawner()
         for key, _ in self._selector.select(self._timeout_s()):
             key.data()
-        now = time.monotonic()
-        due = [call for when, call in self._timers if when <= now]
-        self._timers = [timer for timer in self._timers if timer[0] > now]
-        for call in due:
-            call()
-        self._look_for_hung(now)
-        self._send_unsent()
+        if self._has_unsent:
+            self._send_unsent()
         if self._relay.is_congested and not self._are_sockets_paused:
             self._pause_sockets()
+        now = time.monotonic()
+        if now < self._next_timer:
+            return
+        due = [call for when, call in self._timers if when <= now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]
+        self._next_timer = min((when for when, _ in self._timers), default=float("inf"))
+        for call in due:
+            call()
 
     def _timeout_s(self) -> float | None:
-        """None, no deadline, when nothing is timed: every event the thread waits for has a descriptor."""
-        waits = [max(0.0, when - time.monotonic()) for when, _ in self._timers]
-        limits = [b.plan.probe_timeout_s for lane in self._lanes.values() for b in list(lane.bindings.values())[:64]]
-        if limits:
-            waits.append(min(max(min(limits) / 8, 0.02), HANG_LOOK_S_MAX))
-        if any(lane.channel.has_unsent for lane in self._lanes.values()):
-            waits.append(0.01)
-        return min(waits) if waits else None
+        """None, no deadline, when nothing is timed: every other event the thread waits for has a descriptor."""
+        if self._has_unsent:
+            return _UNSENT_S
+        return None if self._next_timer == float("inf") else max(0.0, self._next_timer - time.monotonic())
 
     def _watch_spawner(self) -> None:
         fd = self._spawner.fileno()
@@ -195,10 +221,11 @@ class Loop:
             self._posts.popleft()()
 
     def _send_unsent(self) -> None:
+        self._has_unsent = False
         for lane in list(self._lanes.values()):
             if lane.channel.has_unsent:
                 try:
-                    lane.channel.send_outbox()
+                    self._has_unsent |= not lane.channel.send_outbox()
                     lane.memory.ring_mail()
                 except ChannelClosedError:
                     continue
@@ -248,6 +275,7 @@ class Loop:
                 if binding is not None:
                     binding.keep_answer(frame.result)
                     self._on_finished(binding)
+                    self.retire(binding)
             case m.Signalled():
                 signalled = lane.bindings.get(frame.binding_id)
                 if signalled is not None and self._relay.is_active:
@@ -257,6 +285,7 @@ class Loop:
                 if dropped is not None:
                     dropped.keep_answer(None)
                     dropped.complete()
+                    self.retire(dropped)
             case m.Started() | m.StartFailed():
                 started = lane.bindings.get(frame.binding_id)
                 if started is not None:
@@ -269,9 +298,18 @@ class Loop:
                 lane.state = "running"
                 lane.ready.set()
 
+    def retire(self, binding: AsyncBinding) -> None:
+        """Lets the ring go a moment later: whoever waits for the result wants the interpreter first."""
+        if binding.lane.retire(binding):
+            self.after(_RETIRE_S, binding.lane.let_retired_go)
+
     # ---- hung probes -----------------------------------------------------------------------------------------------
 
-    def _look_for_hung(self, now: float) -> None:
+    def _look_for_hung(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + self._look_s
+            self.after(self._look_s, self._look_for_hung)
         for lane in list(self._lanes.values()):
             if not lane.bindings or lane.state != "running":
                 continue

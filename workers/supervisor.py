@@ -125,6 +125,7 @@ class Supervisor:
             if context is None:
                 context = contexts[id(plan.context)] = encode_value(plan.context, pickle_allowed=True)
             is_served = not self._is_suspended(point.worker_key)
+            self._loop.expect_calls_of(plan.probe_timeout_s)
             opening = Opening(next(self._numbers), plan, point, point_id, context, is_served)
             by_lane.setdefault(self._lane_for(plan, point), []).append(opening)
         opened: dict[int, AsyncBinding] = {}
@@ -195,17 +196,7 @@ class Supervisor:
 
     def workers(self) -> list[WorkerStatus]:
         """The workers as they are now."""
-        return [
-            WorkerStatus(
-                name=lane.name,
-                state=lane.state,
-                pid=lane.process.pid if lane.process is not None else None,
-                bindings=lane.load,
-                deaths=len(lane.deaths),
-                points=tuple(sorted(lane.point_names)),
-            )
-            for lane in list(self._lanes)
-        ]
+        return [lane.status() for lane in self._lanes]
 
     def close(self, *, wait: bool, deadline: float) -> None:
         """Ends workers, nursery and threads. With `wait`, what was routed is seen and written first.
@@ -274,7 +265,7 @@ class Supervisor:
             busy = {binding.worker_key for lane in self._lanes for binding in list(lane.bindings.values())}
             self._lane_by_key = {k: lane for k, lane in self._lane_by_key.items() if k[0] in busy}
         if len(self._lanes) < self._pool_size:
-            lane = Lane(f"uc-{len(self._lanes)}-{plan.point.name}"[:40], self._budget)
+            lane = Lane(f"uc-{len(self._lanes)}-{plan.point.name}"[:40], self._budget, self._loop.note_unsent)
             lane.threads = plan.point.threads or 1
             lane.needs_gpu = bool(plan.point.gpu)
             lane.set_sinks(self._sinks)
@@ -382,7 +373,8 @@ class Supervisor:
                 binding.add_reason("worker_died")
             elif reason:
                 binding.add_reason(reason)
-            binding.keep_answer(None, is_lane_closing=self._is_closing)
+            binding.keep_answer(None)
+            binding.let_go(is_lane_closing=self._is_closing)
             if self._relay.is_active and not binding.is_abandoned and not self._is_closing:
                 self._relay.put_result(binding)
             else:
