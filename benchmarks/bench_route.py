@@ -42,7 +42,7 @@ def run(runner: Runner) -> list[Row]:
                 at_most(target, ours["route_us"]),
                 value(peer, "route_us"),
                 ours["copy_us"],
-                "numpy copy",
+                "numpy copy, same pace",
                 ours,
             )
         )

@@ -71,12 +71,14 @@ _FLAT_KINDS = {
 _VIEW_FORMATS = {kind: item_format for item_format, kind in kinds.VIEW_KINDS.items()}
 _TYPED_ARRAY_CODES = {kind: code for code, kind in kinds.TYPED_ARRAY_KINDS.items()}
 
+_TORCH_KINDS = frozenset((kinds.TORCH, kinds.PACKED_TENSOR))
+
 _plans: dict[bytes, tuple[int, _Builder]] = {}
 
 
-def load_libraries(headers: np.ndarray[Any, Any]) -> None:
-    """Imports what rebuilding these records needs, before a probe's time is measured."""
-    if "torch" not in sys.modules and np.isin(headers["kind"], (kinds.TORCH, kinds.PACKED_TENSOR)).any():
+def load_libraries(headers: bytes) -> None:
+    """Imports what rebuilding the records of `Batch.headers` needs, before a probe's time is measured."""
+    if "torch" not in sys.modules and not _TORCH_KINDS.isdisjoint(headers[_KIND :: HEADER_DTYPE.itemsize]):
         load_torch()
 
 

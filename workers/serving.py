@@ -165,8 +165,9 @@ class ServedBinding:
     def _handle(self, batch: Batch) -> None:
         if self._probe is None:
             return
-        headers = np.frombuffer(batch.headers, dtype=frames.HEADER_DTYPE)
-        frames.load_libraries(headers)
+        raw = batch.headers
+        headers = np.frombuffer(raw, dtype=frames.HEADER_DTYPE)
+        frames.load_libraries(raw)
         started_ns = time.perf_counter_ns()
         if self._is_batching:
             self._handle_many(batch, headers)
