@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from undercurrent.benchmarks.harness import Row, Runner, at_most, value
@@ -15,11 +16,13 @@ def run(runner: Runner) -> list[Row]:
 def _calls(runner: Runner) -> list[Row]:
     ours, peer = runner.ours("registration"), runner.peer("registration")
     backlog, backlog_peer = runner.ours("backlog"), runner.peer("backlog")
-    end = _row("end, backlog 32 x 1 ms", "ms", backlog, "end_ms", 40, backlog_peer)
+    trip_us = runner.ours("round_trip")["round_trip_us"]
+    idle = _row("end, 4 async points, idle", "us", ours, "end_us", 200, peer)
+    behind = _row("end, backlog 32 x 1 ms", "ms", backlog, "end_ms", 40, backlog_peer)
     return [
         _row("register, 4 async points, warm", "us", ours, "register_us", 70, peer),
-        _row("end, 4 async points, idle", "us", ours, "end_us", 200, peer),
-        Row(**{**vars(end), "floor": 32.0, "floor_name": "the probe's own time"}),
+        replace(idle, floor=trip_us, floor_name="a byte to a process and back"),
+        replace(behind, floor=32.0, floor_name="the probe's own time"),
     ]
 
 
@@ -29,7 +32,7 @@ def _live(runner: Runner) -> list[Row]:
     memory = _row("1,000 live bindings: memory", "MiB", ours, "memory_mib", 120, peer)
     return [
         _row("1,000 live bindings: more threads", "", ours, "threads", 0, peer),
-        Row(**{**vars(memory), "floor": 1000 * 8 * 8 / 1024, "floor_name": "the records"}),
+        replace(memory, floor=1000 * 8 * 8 / 1024, floor_name="the records"),
         _row("1,000 live bindings idle: wake-ups", "1/s", ours, "wakes_per_s", 2, peer),
         _row("1,000 live bindings idle: of one core", "%", ours, "core_percent", 0.5, peer),
     ]

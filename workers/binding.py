@@ -17,7 +17,7 @@ from undercurrent.core import Coverage, ProbeResult
 from undercurrent.errors import RingError, UnsupportedPayloadError, WorkerError
 from undercurrent.ipc import ProducerRing
 from undercurrent.ipc.layout import CLOSED, CORRUPT, FULL, NO_SLOT, OK, TOO_LARGE, UNSUPPORTED
-from undercurrent.spec import ActivationRecord
+from undercurrent.spec import ActivationRecord, OverflowPolicy
 from undercurrent.workers.frames import OPAQUE_KIND_MIN, decode_value, describe, encode_opaque
 from undercurrent.workers.plans import BindingPlan, BindingStatistics
 
@@ -65,7 +65,7 @@ class AsyncBinding:
         self._logged: set[str] = set()
         self._count_forked = 0
         self._count_unserved = 0  # records that came after the ring was closed; approximate under several threads
-        if plan.overflow_policy.value == "block":
+        if plan.overflow_policy is OverflowPolicy.BLOCK:
             self.accept = self._accept_in_turn  # type: ignore[method-assign]
 
     # ---- the hot path --------------------------------------------------------------------------------------------

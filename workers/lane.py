@@ -18,6 +18,7 @@ from typing import Any
 from undercurrent.errors import RingMemoryError, WorkerError
 from undercurrent.ipc import MemoryBudget, ProducerLane
 from undercurrent.ipc.layout import BLOCK, DROP_NEWEST, DROP_OLDEST
+from undercurrent.spec import OverflowPolicy
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import Channel, ChannelClosedError
@@ -28,7 +29,11 @@ _logger = logging.getLogger("undercurrent.workers")
 
 POINTS_LOADED_MAX = 1024
 """A worker forgets the definition used longest ago beyond this many."""
-_POLICIES = {"drop_oldest": DROP_OLDEST, "drop_newest": DROP_NEWEST, "block": BLOCK}
+_POLICIES = {
+    OverflowPolicy.DROP_OLDEST: DROP_OLDEST,
+    OverflowPolicy.DROP_NEWEST: DROP_NEWEST,
+    OverflowPolicy.BLOCK: BLOCK,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class Lane:
 
     def _open(self, opening: Opening, frames: list[m.Frame]) -> AsyncBinding:
         plan, packed = opening.plan, opening.packed
-        policy = _POLICIES[plan.overflow_policy.value]
+        policy = _POLICIES[plan.overflow_policy]
         try:
             ring = self.memory.open_ring(queue_depth=plan.queue_depth, policy=policy, generation=opening.binding_id)
         except RingMemoryError:

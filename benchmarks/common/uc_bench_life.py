@@ -55,6 +55,42 @@ def registration(points=4, rounds=200):
     return {"register_us": statistics.median(registers) / 1e3, "end_us": statistics.median(ends) / 1e3}
 
 
+def round_trip(rounds=200):
+    """The least that asking a process costs after a pause: main thread, process at nice 19, thread, main thread."""
+    import threading
+
+    to_child, from_parent = os.pipe()[::-1]
+    from_child, to_parent = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(to_child)
+        os.nice(19)
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[-1]})
+        while os.read(from_parent, 1):
+            os.write(to_parent, b"x")
+        os._exit(0)
+    os.close(from_parent)
+    os.close(to_parent)
+    answered = threading.Semaphore(0)
+
+    def listen():
+        while os.read(from_child, 1):
+            answered.release()
+
+    threading.Thread(target=listen, daemon=True).start()
+    times = []
+    for _ in range(rounds):
+        time.sleep(0.005)
+        started = time.perf_counter_ns()
+        os.write(to_child, b"x")
+        answered.acquire(timeout=10)
+        times.append(time.perf_counter_ns() - started)
+    os.close(to_child)
+    os.waitpid(child, 0)
+    return {"round_trip_us": statistics.median(times) / 1e3}
+
+
 def backlog(waiting=32, probe_ms=1.0):
     """`end_request` with a backlog."""
     router = make_router(probes.BusyProbe, loops=probes.calibrate_loops(probe_ms / 1e3))

@@ -26,6 +26,7 @@ SCENARIOS = {
         hot.latency,
         life.burst,
         life.registration,
+        life.round_trip,
         life.backlog,
         life.live,
         life.cold,

@@ -21,6 +21,7 @@ DOSES = {
     "latency": {"records": 50},
     "burst": {"records": 2000},
     "registration": {"rounds": 3},
+    "round_trip": {"rounds": 3},
     "backlog": {"waiting": 4},
     "live": {"bindings": 5, "idle_s": 0.1},
     "cold": {},
