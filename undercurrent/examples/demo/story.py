@@ -298,8 +298,8 @@ def _compare(processes: Speed, threads: Speed) -> str:
     lost = 1 - 1 / threads.time_ratio(processes)
     if lost > _NOTICED and all(mine < other for mine, other in zip(threads.rounds, processes.rounds, strict=True)):
         return (
-            f"The same probes in threads of the engine's process cost it {lost:.0%} of its speed: they compete for the"
-            " interpreter with every operation of a decode step."
+            f"With the same probes in threads of its own process, the engine is {lost:.0%} slower than with processes:"
+            " they compete for the interpreter with every operation of a decode step."
         )
     if lost > _NOTICED:
         return (
