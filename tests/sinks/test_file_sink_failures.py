@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import resource
@@ -10,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -141,18 +143,44 @@ def write_signals(sink: FileLogSink, count: int) -> None:
         sink.write_signal_record(SignalRecord("r", "p", SIGNAL, sequence=index))
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """Files of this process may have 10,000 bytes: what a full disk answers is an error of `write` too."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+Test = Callable[[FileLogSink, Path], None]
 
 
-@pytest.mark.usefixtures("small_files")
+def with_small_files(test: Test) -> Test:
+    """Runs the test in a child whose files may have 10,000 bytes: what a full disk answers is an error of `write` too.
+
+    Not in this process, where the test run's own output would meet the limit.
+    """
+
+    @functools.wraps(test)
+    def run(sink: FileLogSink, path: Path) -> None:
+        read_end, write_end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = b""
+            try:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                allow_files_of(10_000)
+                test(sink, path)
+            except BaseException:
+                said = traceback.format_exc().encode()
+            finally:
+                os.write(write_end, said[-4000:])
+                os._exit(0)
+        os.close(write_end)
+        with os.fdopen(read_end, "rb") as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        assert not said, said.decode()
+
+    return run
+
+
+def allow_files_of(count: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@with_small_files
 def test_a_line_that_does_not_fit_is_an_error_and_its_half_is_ended(sink: FileLogSink, path: Path) -> None:
     with pytest.raises(FileSinkError, match="not written") as caught:
         write_signals(sink, 100)
@@ -164,13 +192,13 @@ def test_a_line_that_does_not_fit_is_an_error_and_its_half_is_ended(sink: FileLo
     assert [record["request_id"] for record in records_of(path)] == ["after"]
 
 
-@pytest.mark.usefixtures("small_files")
+@with_small_files
 def test_lines_of_a_batch_wait_for_room(sink: FileLogSink, path: Path) -> None:
     sink.begin_batch()
     write_signals(sink, 100)
     with pytest.raises(FileSinkError):
         sink.flush()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    allow_files_of(10_000_000)
     sink.flush()
     whole = []
     for line in path.read_bytes().splitlines():
@@ -181,7 +209,7 @@ def test_lines_of_a_batch_wait_for_room(sink: FileLogSink, path: Path) -> None:
     assert whole == list(range(100))
 
 
-@pytest.mark.usefixtures("small_files")
+@with_small_files
 def test_a_batch_that_waits_too_long_gives_lines_up_and_counts_them(sink: FileLogSink, path: Path) -> None:
     path.write_bytes(b"x" * 9_999 + b"\n")
     sink.begin_batch()
@@ -194,7 +222,7 @@ def test_a_batch_that_waits_too_long_gives_lines_up_and_counts_them(sink: FileLo
             refused += 1
     assert refused > 0
     assert sink.lost_count > 0
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    allow_files_of(100_000_000)
     sink.flush()
     assert len(path.read_bytes().splitlines()) == 1 + 40 - sink.lost_count
 
