@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from undercurrent.core import ProbeResult, ProbeSignal
 from undercurrent.errors import ValuePathError
 from undercurrent.sinks import ResultRecord, SignalRecord
 from undercurrent.workers import messages as m
-from undercurrent.workers.channel import Channel
+from undercurrent.workers.channel import Channel, ChannelClosedError
 from undercurrent.workers.frames import encode_value
 from undercurrent.workers.serving import ServedBinding
 
@@ -118,7 +119,8 @@ class Outlets:
 
     def push(self, timeout_s: float) -> None:
         """Waits up to `timeout_s` for the socket to take what is unsent."""
-        self._channel.send_all(time.monotonic() + timeout_s, self._is_engine_gone)
+        with suppress(ChannelClosedError):
+            self._channel.send_all(time.monotonic() + timeout_s, self._is_engine_gone)
 
     def close(self) -> None:
         """Flushes and closes the sinks."""
@@ -129,13 +131,17 @@ class Outlets:
         if not self._frames:
             return
         frames, self._frames = self._frames, []
-        if self._channel.send(*frames):
-            return
+        try:
+            if self._channel.send(*frames):
+                return
+        except ChannelClosedError:
+            return  # nobody listens any more; the loop finds out by itself, and the sinks here are written all the same
         # No deadline: a slow sink object in the engine's process must slow this worker, so that the rings' overflow
         # policies count what is lost; the wait ends with the engine.
-        while not self._channel.send_all(time.monotonic() + _PUSH_S, self._is_engine_gone):
-            if self._is_engine_gone():
-                return
+        with suppress(ChannelClosedError):
+            while not self._channel.send_all(time.monotonic() + _PUSH_S, self._is_engine_gone):
+                if self._is_engine_gone():
+                    return
 
     def _encode_signal(self, binding: ServedBinding, signal: ProbeSignal) -> bytes:
         try:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from undercurrent.ipc import ConsumerLane
 from undercurrent.workers import messages as m
-from undercurrent.workers.channel import ChannelClosedError
 from undercurrent.workers.nursery_frames import SpawnOrder
 from undercurrent.workers.outlets import Outlets
 from undercurrent.workers.worker import Worker
@@ -40,7 +39,5 @@ class _EngineLogHandler(logging.Handler):
         """See `logging.Handler`."""
         try:
             self._outlets.send(m.Logged(record.name, record.levelno, self.format(record)))
-        except ChannelClosedError:
-            pass  # the engine is gone; the loop finds out by itself
         except Exception:
             self.handleError(record)

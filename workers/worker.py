@@ -178,7 +178,10 @@ class Worker:
 
     def _flush(self, token: int) -> None:
         for binding in list(self._bindings.values()):
-            while self._serve(binding):
+            # What waits now, and not what a busy engine goes on to route: that would never end.
+            counts = binding.ring.statistics()
+            goal = counts.consumed + counts.waiting
+            while self._serve(binding) and binding.ring.statistics().consumed < goal:
                 pass
         self.outlets.flush()
         self.outlets.send(m.Flushed(token))
