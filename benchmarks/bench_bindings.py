@@ -43,6 +43,7 @@ def _memory(runner: Runner) -> list[Row]:
     return [
         _row("router with one worker, its own memory", "MiB", ours, "router_mib", 10, peer),
         _row("numpy worker", "MiB", ours, "worker_mib", 40, None),
+        _row("torch worker", "MiB", runner.ours("torch_worker"), "worker_mib", 250, None),
     ]
 
 

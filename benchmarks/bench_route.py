@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undercurrent.benchmarks.harness import Row, Runner, at_most, value
+from undercurrent.benchmarks.harness import Row, Runner, at_least, at_most, value
 
 
 def run(runner: Runner) -> list[Row]:
@@ -46,4 +46,33 @@ def run(runner: Runner) -> list[Row]:
                 ours,
             )
         )
-    return rows
+    return [*rows, *_of_rows(runner)]
+
+
+def _of_rows(runner: Runner) -> list[Row]:
+    """A step's rows in one call per point; the published package has no such call."""
+    small = runner.ours("route_rows", requests=64, points=1)
+    large = runner.ours("route_rows", requests=256, points=4, repeats=20)
+    limit_us = 1.5 * small["copies_us"] + 10
+    loop = small["loop_us"] / small["rows_us"]
+    return [
+        Row(
+            "route_rows, 64 x 8 KiB",
+            "us",
+            small["rows_us"],
+            f"<= {limit_us:.0f}",
+            at_most(limit_us, small["rows_us"]),
+            floor=small["copies_us"],
+            floor_name="one copy",
+        ),
+        Row("the same, a loop of route() against it", "x", loop, ">= 3", at_least(3.0, loop)),
+        Row(
+            "a step of 1,024 rows, 4 points",
+            "us",
+            large["rows_us"],
+            "<= 700",
+            at_most(700.0, large["rows_us"]),
+            floor=large["copies_us"],
+            floor_name="four copies",
+        ),
+    ]

@@ -205,3 +205,42 @@ def latency(gap_s=0.001, records=1000):
     seen = sorted(router.end_request("r")["monitor"].verdict[5:])
     router.shutdown()
     return {"p50_us": seen[len(seen) // 2], "p99_us": seen[len(seen) * 99 // 100]}
+
+
+def route_rows(requests=64, points=1, repeats=60):
+    """One call per point for the rows of a step, beside a loop of `route()` and the bare copies; CPU time of a step."""
+    router = make_router(probes.NoopProbe)
+    made = [make_point(f"p{index}", depth=4) for index in range(points)]
+    rows = np.random.default_rng(0).random((requests, HIDDEN_8KIB), dtype=np.float32)
+    ids = [f"r{index}" for index in range(requests)]
+    for request_id in ids:
+        router.register_request(request_id, made, context(request_id))
+    entries = {point.name: [(request_id, point.name, 1, True) for request_id in ids] for point in made}
+    target = np.empty_like(rows)
+
+    def all_rows():
+        with router.step():
+            for point in made:
+                router.route_rows(rows, 4, "mlp_out", entries[point.name])
+
+    def one_by_one():
+        with router.step():
+            for point in made:
+                for index, request_id in enumerate(ids):
+                    router.route(record(request_id, point.name, 1, rows[index]))
+
+    def copies():
+        for _ in made:
+            np.copyto(target, rows)
+
+    costs = {name: [] for name in ("rows", "loop", "copies")}
+    for _ in range(repeats):
+        for name, call in (("rows", all_rows), ("loop", one_by_one), ("copies", copies)):
+            started = time.thread_time_ns()
+            call()
+            costs[name].append((time.thread_time_ns() - started) / 1e3)
+            time.sleep(0.004)
+    for request_id in ids:
+        router.end_request(request_id)
+    router.shutdown()
+    return {f"{name}_us": statistics.median(values) for name, values in costs.items()}

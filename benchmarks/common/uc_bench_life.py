@@ -232,6 +232,25 @@ def memory():
     return {"router_mib": own / 2**20, "worker_mib": children[0] / 2**20 if children else None}
 
 
+def torch_worker():
+    """USS of a worker that has seen a torch tensor, in MiB; None where torch is missing."""
+    import psutil
+
+    try:
+        import torch
+    except ImportError:
+        return {"worker_mib": None}
+    router = make_router(probes.NoopProbe)
+    router.register_request("r", [make_point("monitor")], context("r"))
+    router.route(record("r", "monitor", 1, torch.zeros(HIDDEN_8KIB, dtype=torch.bfloat16)))
+    router.flush(60)
+    children = psutil.Process().children(recursive=True)
+    worker = max(process.memory_full_info().uss for process in children)
+    router.end_request("r")
+    router.shutdown()
+    return {"worker_mib": worker / 2**20}
+
+
 def file_sink(lines=100000):
     """Lines per second of `FileLogSink.write_signal`."""
     import tempfile

@@ -21,6 +21,7 @@ SCENARIOS = {
     for function in (
         hot.route_inline,
         hot.route_async,
+        hot.route_rows,
         hot.gil,
         hot.throughput,
         hot.latency,
@@ -32,6 +33,7 @@ SCENARIOS = {
         life.cold,
         life.recovery,
         life.memory,
+        life.torch_worker,
         life.file_sink,
     )
 }

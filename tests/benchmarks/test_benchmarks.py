@@ -16,6 +16,7 @@ from undercurrent.benchmarks.report import markdown_table, print_table
 DOSES = {
     "route_inline": {"calls": 200},
     "route_async": {"calls": 500},
+    "route_rows": {"requests": 3, "points": 2, "repeats": 2},
     "gil": {"pairs": 1, "steps": 10},
     "throughput": {"records": 500},
     "latency": {"records": 50},
@@ -27,6 +28,7 @@ DOSES = {
     "cold": {},
     "recovery": {"kills": 1},
     "memory": {},
+    "torch_worker": {},
     "file_sink": {"lines": 100},
 }
 
