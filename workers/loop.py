@@ -122,6 +122,7 @@ class Loop:
         socket_fd = lane.channel.fileno()
         self._lanes[id(lane)] = lane
         self._watched[id(lane)] = (socket_fd, pidfd)
+        self._has_unsent = True  # a full socket of a lane that nobody watched could not be noticed
         self._selector.register(socket_fd, selectors.EVENT_READ, lambda: self._read(lane))
         if pidfd >= 0:
             self._selector.register(pidfd, selectors.EVENT_READ, lambda: self.bury(lane))

@@ -295,3 +295,10 @@ def test_a_verdict_that_cannot_cross_says_where(processes: Supervisor) -> None:
     assert result.verdict is None
     assert "probe_error" in coverage(result)["reasons"]
     assert "$.verdict['lock']" in result.metadata["error"]
+
+
+def test_more_openings_than_a_socket_holds_wait_for_the_worker(supervisor: Supervisor) -> None:
+    bindings = [supervisor.open_binding(plan(probes.Recorder, f"r{n}", depth=2)) for n in range(800)]
+    for binding in bindings:
+        binding.end()
+    assert all(coverage(binding.wait_result(deadline()))["complete"] for binding in bindings)
