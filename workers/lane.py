@@ -58,6 +58,8 @@ class Lane:
         self.memory = ProducerLane(budget)
         self.bindings: dict[int, AsyncBinding] = {}  # guarded by _lock
         self.point_names: set[str] = set()
+        self.key_count = 0
+        """How many (probe class, arguments, point name) were given to this lane; guarded by the supervisor's lock."""
         self._retired: deque[AsyncBinding] = deque()
         self.deaths: deque[float] = deque(maxlen=16)
         self.process: Any = None

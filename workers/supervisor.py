@@ -272,7 +272,7 @@ class Supervisor:
             self._lanes = [*self._lanes, lane]
             self._start(lane)
         else:
-            lane = min(self._lanes, key=lambda lane: lane.load)
+            lane = min(self._lanes, key=lambda lane: (lane.load, lane.key_count))
             if plan.point.name not in lane.point_names:
                 _logger.info(
                     "point %r shares worker %s with %s: `worker_pool_size` is %d",
@@ -281,6 +281,7 @@ class Supervisor:
                     ", ".join(sorted(lane.point_names)),
                     self._pool_size,
                 )
+        lane.key_count += 1
         self._lane_by_key[key] = lane
         return lane
 
