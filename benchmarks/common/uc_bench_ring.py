@@ -30,6 +30,7 @@ def run(records):
     tensors = _bfloat16(arrays)
     if tensors is not None:
         result["bf16"] = _session(tensors, records, cpus)
+    result["pipe_us"] = _pipe_us(cpus)
     target = np.empty(NBYTES // 4, dtype=np.float32)
     result["copy_us"] = statistics.median(_cpu_us(lambda i: np.copyto(target, arrays[i & 15]), 2000) for _ in range(9))
     return result
@@ -60,13 +61,13 @@ def _session(sources, records, cpus):
             os.sched_setaffinity(0, {cpus[0]})
         publish = fast.publish
         for index in range(200):
-            publish(sources[index & 15], 1, 4, index, 1, 0.0)
-        cost_us = [_cpu_us(lambda i: publish(sources[i & 15], 1, 4, i, 1, 0.0), 500) for _ in range(records // 500)]
+            publish(sources[index & 15], 1, 0, index, 1, 0.0)
+        cost_us = [_cpu_us(lambda i: publish(sources[i & 15], 1, 0, i, 1, 0.0), 500) for _ in range(records // 500)]
         for layer, gap_s, count in ((2, 0.00002, 4000), (3, 0.001, 600), (4, 0.06, 40)):
             _paced(fast, sources, gap_s, count, layer)
         started = time.perf_counter()
         for index in range(records):
-            while full.publish(sources[index & 15], 1, 4, index, 1, 0.0) != 0:
+            while full.publish(sources[index & 15], 1, 0, index, 1, 0.0) != 0:
                 full.wait_room(1.0)
         while full.statistics().consumed < records:
             time.sleep(0.0002)
@@ -88,6 +89,33 @@ def _session(sources, records, cpus):
             if latencies.get(key)
         },
     }
+
+
+def _pipe_us(cpus, gap_s=0.06, count=40):
+    """The floor of a parked consumer: one way through a pipe to a process that sleeps in read(), at the same pace."""
+    read_fd, write_fd = os.pipe()
+    said_fd, say_fd = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write_fd)
+        if len(cpus) > 1:
+            os.sched_setaffinity(0, {cpus[-1]})
+        seen = []
+        while data := os.read(read_fd, 8):
+            seen.append((time.monotonic_ns() - int.from_bytes(data, "little")) / 1e3)
+        os.write(say_fd, json.dumps(seen).encode())
+        os._exit(0)
+    os.close(read_fd)
+    if len(cpus) > 1:
+        os.sched_setaffinity(0, {cpus[0]})
+    for _ in range(count):
+        time.sleep(gap_s)
+        os.write(write_fd, time.monotonic_ns().to_bytes(8, "little"))
+    os.close(write_fd)
+    seen = json.loads(os.read(said_fd, 1 << 16))
+    os.waitpid(child, 0)
+    os.sched_setaffinity(0, set(cpus))
+    return statistics.median(seen)
 
 
 def _paced(ring, sources, gap_s, count, layer):
