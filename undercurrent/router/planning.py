@@ -118,12 +118,23 @@ def plan_request(
 
 def _plan_point(request_id: str, point: ExtractionPoint, context: RequestContext, defaults: PointDefaults) -> Plan:
     factory = _resolve_factory(point, defaults.registry)
-    _check_kinds(point, factory)
-    _check_intervention(point, point.intervention or defaults.intervention)
-    _check_fields(point)
+    key = (id(point), id(factory), id(defaults))
+    if key not in _checked:
+        _check_kinds(point, factory)
+        _check_intervention(point, point.intervention or defaults.intervention)
+        _check_fields(point)
+        if len(_checked) >= _CHECKED_MAX:
+            _checked.clear()
+        _checked[key] = (point, factory, defaults)
     if point.execution_mode != ExecutionMode.ASYNC:
         return InlinePlan(point, factory)
     return _plan_async(request_id, point, factory, context, defaults)
+
+
+# Servers register the same few points for every request. The objects are kept beside their ids, so that an id names no
+# other object while its entry lives; all of them are frozen.
+_checked: dict[tuple[int, int, int], tuple[ExtractionPoint, ProbeFactory, PointDefaults]] = {}
+_CHECKED_MAX = 256
 
 
 def _plan_async(
