@@ -150,3 +150,14 @@ class Unspeakable(Recorder):
         import threading
 
         return ProbeResult(self.request_id, self.extraction_point_name, {"lock": threading.Lock()})
+
+
+class Explosive:
+    """Can be pickled, and raises when it is unpickled."""
+
+    def __reduce__(self):
+        return explode, ()
+
+
+def explode():
+    raise RuntimeError("not in this process")

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from undercurrent.core import Probe
+from undercurrent.core import Probe, RequestContext
 from undercurrent.errors import RingError
 from undercurrent.ipc import ConsumerLane
 from undercurrent.spec import ExtractionPoint
@@ -137,7 +137,10 @@ class Worker:
             policy=frame.policy,
             generation=frame.binding_id,
         )
-        context = decode_value(frame.context, pickle_allowed=self._is_pickle_allowed)
+        try:
+            context = decode_value(frame.context, pickle_allowed=self._is_pickle_allowed)
+        except BaseException as error:  # whatever unpickling a value of the user's raises
+            factory, context = _RaisingFactory(error), RequestContext(frame.request_id, {}, None)
         binding = ServedBinding(
             binding_id=frame.binding_id,
             request_id=frame.request_id,
@@ -168,7 +171,8 @@ class Worker:
             return
         binding.is_ending = True
         binding.drain_until = frame.drain_until
-        self._serve(binding)
+        if self._serve(binding):
+            self._lane.mark_ready(binding.ring.ring_index)
 
     def _drop(self, binding_id: int) -> None:
         binding = self._bindings.get(binding_id)
@@ -181,8 +185,10 @@ class Worker:
             # What waits now, and not what a busy engine goes on to route: that would never end.
             counts = binding.ring.statistics()
             goal = counts.consumed + counts.waiting
-            while self._serve(binding) and binding.ring.statistics().consumed < goal:
-                pass
+            while self._serve(binding):
+                if binding.ring.statistics().consumed >= goal:
+                    self._lane.mark_ready(binding.ring.ring_index)
+                    break
         self.outlets.flush()
         self.outlets.send(m.Flushed(token))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -302,3 +303,12 @@ def test_more_openings_than_a_socket_holds_wait_for_the_worker(supervisor: Super
     for binding in bindings:
         binding.end()
     assert all(coverage(binding.wait_result(deadline()))["complete"] for binding in bindings)
+
+
+def test_a_context_that_cannot_be_read_in_the_worker_is_a_start_error(supervisor: Supervisor) -> None:
+    explosive = plan(probes.Recorder)
+    context = RequestContext("r", {"device": probes.Explosive()}, None)
+    binding = supervisor.open_binding(dataclasses.replace(explosive, context=context))
+    with pytest.raises(ValueError, match="not in this process"):
+        binding.wait_started(deadline())
+    assert "start_error" in coverage(finish(binding))["reasons"]
