@@ -132,8 +132,20 @@ class ServedBinding:
                 self._handle(batch)
             finally:
                 self.ring.finish(batch)
+            if batch.held:
+                self._stop_reading_in_place()
             if time.monotonic_ns() >= slice_until_ns:
                 return not self._is_past_drain()
+
+    def _stop_reading_in_place(self) -> None:
+        """A view outlived its call: its slot stays with it, and the probe gets copies from now on."""
+        self._is_in_place = False
+        _logger.warning(
+            "probe of point %r keeps a view beyond its call, request %r; it gets copies from now on. Copy what is kept,"
+            " or leave `reads_in_place` out",
+            self.point.name,
+            self.request_id,
+        )
 
     def finish(self) -> ProbeResult:
         """Calls `on_end` and returns the result with its coverage; never raises."""

@@ -6,7 +6,8 @@
 
 /* ---- SlotView ------------------------------------------------------------------------------- */
 
-/* The exporter keeps its lane; while it is exported, it also keeps the lane's mapping. */
+/* The exporter keeps its lane, and the lane's mapping for as long as anything can reach it: an array
+ * made over a memoryview may keep the exporter alone, with a bare pointer into the slot. */
 static int view_getbuffer(PyObject *op, Py_buffer *buffer, int flags)
 {
     uc_slot_view_t *self = (uc_slot_view_t *)op;
@@ -14,25 +15,7 @@ static int view_getbuffer(PyObject *op, Py_buffer *buffer, int flags)
         PyErr_SetString(PyExc_BufferError, "the slot of this view was given back");
         return -1;
     }
-    if (PyBuffer_FillInfo(buffer, op, self->bytes, self->length, 1, flags) != 0)
-        return -1;
-    if (self->exports++ == 0)
-        uc_mapping_use(&self->lane->mapping);
-    return 0;
-}
-
-static void view_releasebuffer(PyObject *op, Py_buffer *buffer)
-{
-    (void)buffer;
-    uc_slot_view_t *self = (uc_slot_view_t *)op;
-    if (--self->exports > 0)
-        return;
-    if (self->holds_slot) {
-        self->holds_slot = false;
-        self->bytes = NULL;
-        uc_hands_put(&self->lane->hands, self->class_index, self->slot);
-    }
-    uc_mapping_leave(&self->lane->mapping);
+    return PyBuffer_FillInfo(buffer, op, self->bytes, self->length, 1, flags);
 }
 
 static void view_dealloc(PyObject *op)
@@ -40,6 +23,10 @@ static void view_dealloc(PyObject *op)
     uc_slot_view_t *self = (uc_slot_view_t *)op;
     if (self->owns_bytes)
         free(self->bytes);
+    if (self->holds_slot)
+        uc_hands_put(&self->lane->hands, self->class_index, self->slot);
+    if (self->lane != NULL)
+        uc_mapping_leave(&self->lane->mapping);
     Py_CLEAR(self->lane);
     uc_free_object(op);
 }
@@ -48,7 +35,6 @@ static PyType_Slot view_slots[] = {
     {Py_tp_doc, "The owner of a memoryview handed out by Batch.view."},
     {Py_tp_dealloc, UC_SLOT(view_dealloc)},
     {Py_bf_getbuffer, UC_SLOT(view_getbuffer)},
-    {Py_bf_releasebuffer, UC_SLOT(view_releasebuffer)},
     {0, NULL},
 };
 
@@ -81,13 +67,12 @@ void uc_batch_finish(uc_batch_t *self)
     self->is_finished = true;
     for (uint32_t i = 0; i < self->count; i++) {
         uc_slot_view_t *view = self->views[i];
-        if (view != NULL && view->exports > 0 && self->slots[i] != UC_SLOT_NONE) {
+        /* The batch's own reference is one: with another, somebody can reach the slot still. */
+        if (view != NULL && Py_REFCNT((PyObject *)view) > 1 && self->slots[i] != UC_SLOT_NONE) {
             view->holds_slot = true;
             self->held++;
         } else {
             put_slot(self, i);
-            if (view != NULL && !view->owns_bytes)
-                view->bytes = NULL; /* whoever kept the exporter cannot export the slot again */
         }
         if (view == NULL)
             free(self->copies[i]);
@@ -142,6 +127,7 @@ static uc_slot_view_t *make_view(uc_batch_t *self, Py_ssize_t index)
     if (view == NULL)
         return NULL;
     view->lane = (uc_consumer_lane_t *)Py_NewRef((PyObject *)self->ring->lane);
+    uc_mapping_use(&view->lane->mapping);
     view->bytes = record_bytes(self, (uint32_t)index);
     view->length = (Py_ssize_t)self->headers[index].length;
     view->slot = self->slots[index];

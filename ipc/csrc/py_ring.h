@@ -131,11 +131,10 @@ typedef struct {
     PyObject_HEAD uc_consumer_lane_t *lane;
     uint8_t *bytes;
     Py_ssize_t length;
-    Py_ssize_t exports;
     uint32_t slot;
     uint32_t class_index;
     bool owns_bytes;
-    bool holds_slot; /* the batch is finished: the slot goes back when the last export ends */
+    bool holds_slot; /* the batch is finished: the slot goes back when nothing can reach the view */
 } uc_slot_view_t;
 
 typedef struct {

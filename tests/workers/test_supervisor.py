@@ -312,3 +312,15 @@ def test_a_context_that_cannot_be_read_in_the_worker_is_a_start_error(supervisor
     with pytest.raises(ValueError, match="not in this process"):
         binding.wait_started(deadline())
     assert "start_error" in coverage(finish(binding))["reasons"]
+
+
+def test_a_probe_that_keeps_views_gets_copies_and_is_told_once(
+    supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    binding = supervisor.open_binding(plan(probes.InPlaceKeeper, depth=4))
+    feed(binding, 100)
+    verdict = finish(binding).verdict
+    assert [value for value, _ in verdict] == [float(n) for n in range(100)]
+    assert not verdict[0][1]
+    assert verdict[-1][1]
+    assert sum("keeps a view" in entry.getMessage() for entry in caplog.records) == 1
