@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 
@@ -53,23 +54,42 @@ class InPlaceWriter(Recorder):
 
 
 class Keeper(Recorder):
-    """Writes into every record and keeps every third."""
+    """Writes into every record it can write into, and keeps every third as it came."""
 
     def on_start(self, request_ctx):
         super().on_start(request_ctx)
         self.kept = []
+        self.seen = []
 
     def on_activation(self, record):
-        tensor = np.asarray(record.tensor)
-        self.values.append(float(tensor.reshape(-1)[0]))
+        self.seen.append(copy.deepcopy(record.tensor))
         if record.token_pos % 3 == 0:
-            self.kept.append((record.token_pos, record.tensor, tensor.copy()))
+            self.kept.append((record.tensor, copy.deepcopy(record.tensor)))
         else:
-            record.tensor[0] = -1.0
+            overwrite(record.tensor)
 
     def on_end(self, request_ctx):
-        intact = all(np.array_equal(np.asarray(tensor), copy) for _, tensor, copy in self.kept)
-        return ProbeResult(self.request_id, self.extraction_point_name, (self.values, len(self.kept), intact))
+        intact = all(is_same(tensor, copied) for tensor, copied in self.kept)
+        return ProbeResult(self.request_id, self.extraction_point_name, (self.seen, len(self.kept), intact))
+
+
+class BatchKeeper(Keeper):
+    """The same with many records at a time."""
+
+    def on_activations(self, batch):
+        for record in batch:
+            self.on_activation(record)
+
+
+def overwrite(tensor):
+    """Changes every item of what can be changed."""
+    for index in range(len(tensor) if not isinstance(tensor, (bytes, tuple)) else 0):
+        tensor[index] = 99
+
+
+def is_same(left, right):
+    """Whether two tensors of a kind hold the same items."""
+    return type(left) is type(right) and [float(item) for item in left] == [float(item) for item in right]
 
 
 class Raiser(Recorder):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ MODES = ("process", "thread")
 @pytest.fixture(params=MODES)
 def supervisor(request: pytest.FixtureRequest) -> Iterator[Supervisor]:
     made = Supervisor(worker_pool_size=2, worker_mode=request.param)
+    yield made
+    made.close(wait=True, deadline=deadline())
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[Supervisor]:
+    """Threads share the engine's memory: what a probe could harm, it would harm here."""
+    made = Supervisor(worker_pool_size=1, worker_mode="thread")
     yield made
     made.close(wait=True, deadline=deadline())
 
@@ -66,15 +75,63 @@ def test_a_probe_of_this_test_travels_by_value(supervisor: Supervisor) -> None:
     assert finish(supervisor.open_binding(plan(Local))).verdict == "local"
 
 
-def test_writes_and_keeps_harm_neither_other_records_nor_the_engine(supervisor: Supervisor) -> None:
-    binding = supervisor.open_binding(plan(probes.Keeper))
-    tensors = [np.full(16, position, dtype=np.float32) for position in range(60)]
+def tensors_of(kind: str) -> list[Any]:
+    """Sixty records of 16 items, each telling its number."""
+    if kind.startswith("torch"):
+        torch = pytest.importorskip("torch")
+        return [torch.full((16,), n, dtype=getattr(torch, kind.partition(".")[2])) for n in range(60)]
+    make: dict[str, Callable[[int], Any]] = {
+        "float32": lambda n: np.full(16, n, dtype=np.float32),
+        "int64": lambda n: np.full(16, n, dtype=np.int64),
+        "big-endian": lambda n: np.full(16, n, dtype=">i4"),
+        "strided": lambda n: np.full(32, n, dtype=np.float64)[::2],
+        "array": lambda n: array.array("d", [n] * 16),
+        "bytearray": lambda n: bytearray([n] * 16),
+        "bytes": lambda n: bytes([n] * 16),
+        "list": lambda n: [float(n)] * 16,
+        "tuple": lambda n: (n,) * 16,
+    }
+    return [make[kind](n) for n in range(60)]
+
+
+@pytest.mark.parametrize("probe_cls", [probes.Keeper, probes.BatchKeeper])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "float32",
+        "int64",
+        "big-endian",
+        "strided",
+        "array",
+        "bytearray",
+        "bytes",
+        "list",
+        "tuple",
+        "torch.float32",
+        "torch.bfloat16",
+    ],
+)
+def test_writes_and_keeps_harm_neither_other_records_nor_the_engine(
+    threads: Supervisor, kind: str, probe_cls: type[probes.Keeper]
+) -> None:
+    binding = threads.open_binding(plan(probe_cls))
+    tensors = tensors_of(kind)
     for position, tensor in enumerate(tensors):
         binding.accept(record(position, tensor))
-    values, kept, is_intact = finish(binding).verdict
-    assert values == [float(n) for n in range(60)]
+    seen, kept, is_intact = finish(binding).verdict
     assert (kept, is_intact) == (20, True)
-    assert all((tensor == position).all() for position, tensor in enumerate(tensors))
+    assert all(probes.is_same(mine, theirs) for mine, theirs in zip(tensors_of(kind), seen, strict=True))
+    assert all(probes.is_same(mine, theirs) for mine, theirs in zip(tensors_of(kind), tensors, strict=True))
+
+
+@pytest.mark.parametrize("probe_cls", [probes.Keeper, probes.BatchKeeper])
+def test_the_same_holds_across_processes(processes: Supervisor, probe_cls: type[probes.Keeper]) -> None:
+    binding = processes.open_binding(plan(probe_cls))
+    for position, tensor in enumerate(tensors_of("float32")):
+        binding.accept(record(position, tensor))
+    seen, kept, is_intact = finish(binding).verdict
+    assert (kept, is_intact) == (20, True)
+    assert all(probes.is_same(mine, theirs) for mine, theirs in zip(tensors_of("float32"), seen, strict=True))
 
 
 def test_in_place_views_are_read_only(supervisor: Supervisor) -> None:
