@@ -381,3 +381,9 @@ def test_a_probe_that_keeps_views_gets_copies_and_is_told_once(
     assert not verdict[0][1]
     assert verdict[-1][1]
     assert sum("keeps a view" in entry.getMessage() for entry in caplog.records) == 1
+
+
+def test_a_point_s_bindings_spread_over_its_workers(processes: Supervisor) -> None:
+    bindings = [processes.open_binding(plan(probes.Recorder, f"r{n}", workers=2)) for n in range(4)]
+    pids = [finish(binding).verdict["pid"] for binding in bindings]
+    assert sorted(pids.count(pid) for pid in set(pids)) == [2, 2]
