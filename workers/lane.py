@@ -249,6 +249,9 @@ class Lane:
             self._points = {i: self._points[i] for i in self._loaded.values()}
             frames += [m.LoadPoint(i, self._points[i].data) for i in self._loaded.values()]
             for binding in self.bindings.values():
+                if binding.is_abandoned:  # dropped while no worker was there to hear it
+                    frames.append(m.DropBinding(binding.binding_id))
+                    continue
                 frames.append(self._open_frame(binding))
                 if binding.awaits_start:
                     frames.append(m.ConfirmStart(binding.binding_id))
