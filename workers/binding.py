@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from undercurrent.core import Coverage, ProbeResult
 from undercurrent.errors import RingError, UnsupportedPayloadError, WorkerError
@@ -84,15 +84,6 @@ class AsyncBinding:
         status = publish(source, kind, record.layer, record.token_pos, flags, record.timestamp)
         if status != OK and status != FULL:
             self._accept_slowly(status, record)
-
-    def accept_tensor(self, tensor: Any, layer: int, token_pos: int, *, is_generated: bool, timestamp: float) -> None:
-        """`accept` of a tensor without a record around it."""
-        point = self.plan.point
-        self.accept(
-            ActivationRecord(
-                self.plan.request_id, point.name, layer, token_pos, point.tensor_type, tensor, is_generated, timestamp
-            )
-        )
 
     def _try_once(self, record: ActivationRecord) -> int:
         """One attempt; the answer is the ring's, or UNSUPPORTED."""

@@ -21,7 +21,6 @@ from undercurrent.errors import WorkerError
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import ChannelClosedError, ChannelCorruptError
-from undercurrent.workers.health import restart_delay_s
 from undercurrent.workers.lane import Lane
 from undercurrent.workers.relay import Relay
 
@@ -353,8 +352,3 @@ def _start_error(frame: m.Started | m.StartFailed) -> BaseException | None:
         if isinstance(error, BaseException):
             return error
     return WorkerError(f"the probe did not start: {frame.error_type}: {frame.message}")
-
-
-def delay_before_restart_s(lane: Lane) -> float:
-    """Returns the back-off before the lane's next worker."""
-    return restart_delay_s(lane.deaths, time.monotonic())

@@ -31,7 +31,7 @@ _logger = logging.getLogger("undercurrent.workers")
 _REFUSALS = ("block_timeout", "no_memory", "unsupported", "too_large")
 
 
-class Spawner(Protocol):
+class ProbeMaker(Protocol):
     """What a binding needs of a `ProbeFactory`."""
 
     def spawn(self, request_id: str, extraction_point_name: str, **extra: Any) -> Probe:
@@ -88,7 +88,7 @@ class ServedBinding:
         for index in (USER_ACTIVATIONS, USER_ERRORS, USER_LATENCY_NS, USER_SIGNALS):
             ring.set_user(index, 0)  # a predecessor's counts are kept by the engine
 
-    def start(self, factory: Spawner, context: RequestContext) -> None:
+    def start(self, factory: ProbeMaker, context: RequestContext) -> None:
         """Builds the probe and calls its `on_start`; what they raise is kept in `start_error`."""
         self.context = context
         model = context.prompt_metadata.get("model") if context.prompt_metadata else None

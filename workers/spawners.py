@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
-import msgspec
-
 from undercurrent.core import ProbeFactory
 from undercurrent.ipc import ConsumerLane
 from undercurrent.spec import ExtractionPoint
@@ -35,13 +33,6 @@ from undercurrent.workers.worker import Worker, run_in_thread
 _logger = logging.getLogger("undercurrent.workers")
 
 KILL_S = 5.0
-
-
-class WorkerArguments(msgspec.Struct, frozen=True):
-    """What a worker process is told besides its descriptors."""
-
-    lane_name: str
-    is_pickle_allowed: bool
 
 
 class Spawner(Protocol):
@@ -170,7 +161,6 @@ class ProcessSpawner:
             threads=lane.threads,
             gpu=lane.needs_gpu,
             sys_path=tuple(sys.path),
-            arguments=msgspec.msgpack.encode(WorkerArguments(lane.name, True)),
         )
 
     def _worker_cpus(self) -> tuple[int, ...] | None:
@@ -272,7 +262,6 @@ __all__ = [
     "Spawner",
     "ThreadSpawner",
     "ThreadWorker",
-    "WorkerArguments",
     "await_exits",
     "current_cpu",
 ]

@@ -20,9 +20,9 @@ from undercurrent.ipc import MemoryBudget
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.frames import encode_value
-from undercurrent.workers.health import PointHealth
+from undercurrent.workers.health import PointHealth, restart_delay_s
 from undercurrent.workers.lane import Lane, Opening
-from undercurrent.workers.loop import Loop, PendingFlush, delay_before_restart_s
+from undercurrent.workers.loop import Loop, PendingFlush
 from undercurrent.workers.packed_points import PackedPoints
 from undercurrent.workers.page_writer import PageWriter
 from undercurrent.workers.plans import BindingPlan, WorkerStatus
@@ -136,7 +136,8 @@ class Supervisor:
             for binding in opened.values():
                 binding.abandon()
             raise
-        self._close_unserved([b for b in opened.values() if b.binding_id not in b.lane.bindings], "suspended")
+        unserved = [o.plan for openings in by_lane.values() for o in openings if not o.is_served]
+        self._close_unserved([opened[id(plan)] for plan in unserved], "worker_died")
         return [opened[id(plan)] for plan in plans]
 
     def _is_suspended(self, worker_key: bytes) -> bool:
@@ -316,7 +317,7 @@ class Supervisor:
         # No binding has lost anything by it: the next attempt finds rings and frames as they are.
         _logger.error("worker %s could not be started: %s", lane.name, reason)
         lane.note_failed_start()
-        self._loop.after(delay_before_restart_s(lane), lambda: self._restart(lane))
+        self._restart_later(lane)
 
     def _note_finished(self, binding: AsyncBinding) -> None:
         health = self._health.get(binding.worker_key)
@@ -343,7 +344,7 @@ class Supervisor:
         keys = {blamed.worker_key} if blamed is not None else {b.worker_key for b in lane.bindings.values()}
         self._suspend_often_dying(lane, keys, over)
         self._close_unserved(over)
-        self._loop.after(delay_before_restart_s(lane), lambda: self._restart(lane))
+        self._restart_later(lane)
 
     def _log_death(self, lane: Lane) -> None:
         process = lane.process
@@ -370,9 +371,7 @@ class Supervisor:
 
     def _close_unserved(self, bindings: Sequence[AsyncBinding], reason: str = "") -> None:
         for binding in bindings:
-            if reason == "suspended":
-                binding.add_reason("worker_died")
-            elif reason:
+            if reason:
                 binding.add_reason(reason)
             binding.keep_answer(None)
             binding.let_go(is_lane_closing=self._is_closing)
@@ -380,6 +379,9 @@ class Supervisor:
                 self._relay.put_result(binding)
             else:
                 binding.complete()
+
+    def _restart_later(self, lane: Lane) -> None:
+        self._loop.after(restart_delay_s(lane.deaths, time.monotonic()), lambda: self._restart(lane))
 
     def _restart(self, lane: Lane) -> None:
         if self._is_closing or self._spawner is None:

@@ -21,7 +21,7 @@ from undercurrent.workers import messages as m
 from undercurrent.workers.channel import Channel, ChannelClosedError
 from undercurrent.workers.frames import decode_value
 from undercurrent.workers.outlets import Outlets
-from undercurrent.workers.serving import ServedBinding, Spawner
+from undercurrent.workers.serving import ProbeMaker, ServedBinding
 from undercurrent.workers.transfer import unpack_bare_point, unpack_point
 
 _logger = logging.getLogger("undercurrent.workers")
@@ -34,7 +34,7 @@ ORPHAN_DRAIN_S = 2.0
 """How long a worker whose engine is gone goes on with what waits in its rings."""
 
 
-Definitions = Mapping[int, tuple[Spawner, ExtractionPoint]]
+Definitions = Mapping[int, tuple[ProbeMaker, ExtractionPoint]]
 
 
 class Worker:
@@ -56,7 +56,7 @@ class Worker:
         if engine_pidfd is not None:
             self._engine_poll.register(engine_pidfd, select.POLLIN)
         self._shared_definitions = definitions
-        self._definitions: dict[int, tuple[Spawner, ExtractionPoint]] = {}
+        self._definitions: dict[int, tuple[ProbeMaker, ExtractionPoint]] = {}
         self._is_pickle_allowed = is_pickle_allowed
         self._bindings: dict[int, ServedBinding] = {}
         self._by_ring: dict[int, ServedBinding] = {}

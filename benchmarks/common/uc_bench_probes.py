@@ -17,7 +17,6 @@ class NoopProbe(Probe):
 
     def on_activation(self, record):
         self.count += 1
-        return
 
     def on_end(self, request_ctx):
         return ProbeResult(self.request_id, self.extraction_point_name, self.count)
@@ -34,7 +33,6 @@ class MeanProbe(NoopProbe):
     def on_activation(self, record):
         self.count += 1
         self.total += float(record.tensor @ self._weights(len(record.tensor)))
-        return
 
     def on_activations(self, batch):
         self.count += len(batch)
@@ -47,7 +45,6 @@ class MeanProbe(NoopProbe):
         if self.weights is None:
             self.weights = np.full(count, 1 / count, dtype=np.float32)
         return self.weights
-        return None
 
 
 class BusyProbe(NoopProbe):
@@ -59,7 +56,6 @@ class BusyProbe(NoopProbe):
     def on_activation(self, record):
         spin(self.loops)
         self.count += 1
-        return
 
 
 class LatencyProbe(NoopProbe):
@@ -71,7 +67,6 @@ class LatencyProbe(NoopProbe):
 
     def on_activation(self, record):
         self.latencies_us.append((time.time() - record.timestamp) * 1e6)
-        return
 
     def on_end(self, request_ctx):
         return ProbeResult(self.request_id, self.extraction_point_name, self.latencies_us)
