@@ -133,11 +133,7 @@ class RequestTable:
             RouterError: unknown, already taken, still being registered, or the table is closed.
         """
         with self._lock:
-            if self.is_closed:
-                raise RouterError(SHUT_DOWN)
-            request = self._requests.get(request_id)
-            if request is None:
-                raise RouterError(f"request_id {request_id!r} {_NOT_REGISTERED}{self._suggest(request_id)}")
+            request = self._find_live(request_id)
             del self._requests[request_id]
             for key in request.routes:
                 self.routes.pop(key, None)
@@ -151,11 +147,7 @@ class RequestTable:
             RouterError: unknown request or point, or the table is closed.
         """
         with self._lock:
-            if self.is_closed:
-                raise RouterError(SHUT_DOWN)
-            request = self._requests.get(request_id)
-            if request is None:
-                raise RouterError(f"request_id {request_id!r} {_NOT_REGISTERED}{self._suggest(request_id)}")
+            request = self._find_live(request_id)
             binding = request.bindings.get(point_name)
             if binding is None:
                 raise RouterError(_no_such_point(point_name, request))
@@ -224,6 +216,15 @@ class RequestTable:
                 request.replace_worker_bindings(replacement)
                 self.routes.update(request.routes)
         self.row_targets.clear()
+
+    def _find_live(self, request_id: str) -> LiveRequest:
+        """Returns a request that can be routed to; called with the lock held."""
+        if self.is_closed:
+            raise RouterError(SHUT_DOWN)
+        request = self._requests.get(request_id)
+        if request is None:
+            raise RouterError(f"request_id {request_id!r} {_NOT_REGISTERED}{self._suggest(request_id)}")
+        return request
 
     def _suggest(self, request_id: str) -> str:
         live = [key for key, request in self._requests.items() if request is not None]
