@@ -1,34 +1,138 @@
-"""The commands and their options; what a command shows is made in a module of its own."""
+"""The table of verbs and the group that finds them.
+
+A verb's module is imported when the verb is asked for, and for no other: its line in the list stands here.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
+from undercurrent.cli.common import HELP_OPTIONS, refuse_unknown_verb, write_examples
+from undercurrent.cli.failures import EXIT_STATUSES, run_guarded
 
-@click.group(name="undercurrent", context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="undercurrent", message="%(prog)s %(version)s")
-def undercurrent() -> None:
+__all__ = ["VERBS", "main", "undercurrent"]
+
+COMPLETE_VARIABLE = "_UNDERCURRENT_COMPLETE"
+
+
+@dataclass(frozen=True, slots=True)
+class VerbEntry:
+    """Where a verb is found, and its line in the list."""
+
+    section: str
+    module: str
+    """Below `undercurrent.cli`; exposes `command`."""
+    summary: str
+
+
+VERBS = {
+    "status": VerbEntry("Operate", "status", "Show the routers that run on this machine: workers, bindings, counters"),
+    "version": VerbEntry("About", "version", "Print the versions of Undercurrent and of what it stands on"),
+    "help": VerbEntry("About", "help_pages", "Show the page of a verb"),
+}
+
+EXAMPLES = (
+    ("undercurrent status", "what runs on this machine"),
+    ("undercurrent help status", "the page of a verb, examples first"),
+)
+
+
+class VerbTable(click.Group):
+    """The group of all verbs; imports the module of the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of that name, imported now; None where there is none."""
+        entry = VERBS.get(cmd_name)
+        if entry is None:
+            return None
+        command = importlib.import_module(f"undercurrent.cli.{entry.module}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the verb that `args` begin with.
+
+        Raises:
+            click.UsageError: there is none; the message names the nearest.
+        """
+        refuse_unknown_verb(self, ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Completes names of verbs from the table, so that Tab imports no verb."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in VERBS if name.startswith(incomplete)]
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [CompletionItem(name, help=VERBS[name].summary) for name in names]
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes examples, the verbs in sections, options and exit statuses."""
+        formatter.write_text(f"undercurrent: {self.help}")
+        write_examples(formatter, EXAMPLES)
+        formatter.write_paragraph()
+        self.format_usage(ctx, formatter)
+        width = max(map(len, VERBS))
+        for section in dict.fromkeys(entry.section for entry in VERBS.values()):
+            with formatter.section(section):
+                rows = [(name.ljust(width), entry.summary) for name, entry in VERBS.items() if entry.section == section]
+                formatter.write_dl(rows)
+        click.Command.format_options(self, ctx, formatter)
+        with formatter.section("Exit status"):
+            formatter.write_dl([(str(status), meaning) for status, meaning in EXIT_STATUSES.items()])
+
+    def main(self, args: Sequence[str] | None = None, *_args: Any, standalone_mode: bool = True, **_extra: Any) -> Any:
+        """Runs a command line; exits with its status, or returns it where `standalone_mode` is off."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        status = run_guarded(lambda: self._run(arguments), arguments)
+        if standalone_mode:
+            sys.exit(status)
+        return status
+
+    def _run(self, arguments: list[str]) -> None:
+        if COMPLETE_VARIABLE in os.environ:
+            from click.shell_completion import shell_complete
+
+            sys.exit(shell_complete(self, {}, "undercurrent", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE]))
+        with self.make_context("undercurrent", arguments) as context:
+            self.invoke(context)
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        from undercurrent import __version__
+
+        click.echo(f"undercurrent {__version__}")
+        ctx.exit()
+
+
+@click.group(name="undercurrent", cls=VerbTable, context_settings=HELP_OPTIONS, invoke_without_command=True)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks; may also stand behind a verb.")
+@click.pass_context
+def undercurrent(ctx: click.Context) -> None:
     """Watch a language model from the inside while it serves."""
-
-
-@undercurrent.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.argument("instance", required=False)
-def status(instance: str | None, as_json: bool) -> None:
-    """Show the routers that run on this machine: their workers, bindings and counters.
-
-    Reads the control pages and disturbs nobody. INSTANCE shows one router only.
-    """
-    from undercurrent.cli.status import show_status
-
-    show_status(instance, as_json=as_json)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status; `argv` defaults to the process's arguments."""
-    try:
-        undercurrent.main(args=None if argv is None else list(argv))
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else 1 if ending.code else 0
+    return int(undercurrent.main(argv, standalone_mode=False))

