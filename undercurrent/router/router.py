@@ -303,6 +303,14 @@ class Router:
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
+    def check(self, extraction_points: Iterable[ExtractionPoint]) -> None:
+        """Raises what registering such points would, and starts nothing.
+
+        Raises:
+            RouterError: a point cannot be served.
+        """
+        plan_request("check", extraction_points, RequestContext("check", {}, None), self._defaults)
+
     def prewarm(self, extraction_points: Iterable[ExtractionPoint] = ()) -> None:
         """Starts what the first async registration would start, and workers for the async points of a spec.
 
