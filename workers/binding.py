@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from undercurrent.core import Coverage, ProbeResult
 from undercurrent.errors import RingError, UnsupportedPayloadError, WorkerError
@@ -30,6 +30,15 @@ _REFUSALS = {NO_SLOT: "no_memory", TOO_LARGE: "too_large", UNSUPPORTED: "unsuppo
 _ROOM_SLICE_S = 1.0
 _VERDICT_S = 0.25
 """What a worker gets, at most, between the last record of a drain and the moment its verdict is due."""
+
+
+class RowTarget(NamedTuple):
+    """Where rows of one binding go."""
+
+    lane: Lane | None
+    """None for a binding that blocks when it is full: its rows go one by one, by `AsyncBinding.accept`."""
+    ring: ProducerRing
+    binding: AsyncBinding
 
 
 class AsyncBinding:
@@ -65,7 +74,9 @@ class AsyncBinding:
         self._logged: set[str] = set()
         self._count_forked = 0
         self._count_unserved = 0  # records that came after the ring was closed; approximate under several threads
-        if plan.overflow_policy is OverflowPolicy.BLOCK:
+        is_blocking = plan.overflow_policy is OverflowPolicy.BLOCK
+        self.row_target = RowTarget(None if is_blocking else lane, ring, self)
+        if is_blocking:
             self.accept = self._accept_in_turn  # type: ignore[method-assign]
 
     # ---- the hot path --------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from undercurrent.errors import RingMemoryError, WorkerError
 from undercurrent.ipc import MemoryBudget, ProducerLane
@@ -36,8 +37,7 @@ _POLICIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(msgspec.Struct, frozen=True):
     """What a lane needs to open one binding."""
 
     binding_id: int

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from undercurrent.core import ProbeFactory, RequestContext
 from undercurrent.spec import ExtractionPoint, OverflowPolicy
 
@@ -14,8 +16,7 @@ USER_LATENCY_NS = 2
 USER_SIGNALS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class BindingPlan:
+class BindingPlan(msgspec.Struct, frozen=True):
     """Everything the supervisor needs to serve one async point of one request."""
 
     request_id: str

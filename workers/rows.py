@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from undercurrent.errors import UnsupportedPayloadError
-from undercurrent.ipc import ProducerRing
 from undercurrent.ipc.layout import FULL, OK
-from undercurrent.spec import OverflowPolicy
-from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.frames import OPAQUE_KIND_MIN, describe
 
 if TYPE_CHECKING:
     from undercurrent.workers.lane import Lane
 
-__all__ = ["LaneRow", "RowTarget", "publish_rows"]
+__all__ = ["LaneRow", "publish_rows"]
 
 LaneRow = tuple[Any, int, int, int]
 """(ring, index of the row, token position, whether it is generated), as the lane takes it."""
-
-
-class RowTarget(NamedTuple):
-    """Where rows of one binding go."""
-
-    lane: Lane | None
-    """None for a binding that blocks when it is full: its rows go one by one, by `AsyncBinding.accept`."""
-    ring: ProducerRing
-    binding: AsyncBinding
-
-    @classmethod
-    def of(cls, binding: AsyncBinding) -> RowTarget:
-        """The target of a binding."""
-        is_blocking = binding.plan.overflow_policy == OverflowPolicy.BLOCK
-        return cls(None if is_blocking else binding.lane, binding.ring, binding)
 
 
 def publish_rows(lane: Lane, rows: Any, layer: int, timestamp: float, lane_rows: list[LaneRow]) -> list[int]:

@@ -141,6 +141,8 @@ class Supervisor:
         return [opened[id(plan)] for plan in plans]
 
     def _is_suspended(self, worker_key: bytes) -> bool:
+        if not self._health:
+            return False
         with self._lock:
             health = self._health.get(worker_key)
             return health is not None and health.is_suspended()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from undercurrent.core import ProbeResult, ProbeSignal, RequestContext
+
 BIG_INT: Final = 1
 TUPLE: Final = 2
 SET: Final = 3
@@ -33,6 +35,9 @@ ARRAY: Final = 20
 SCALAR: Final = 21
 TENSOR: Final = 22
 PICKLED: Final = 23
+OWN: Final = 24
+"""One of `OWN_CLASSES`, by its place there and its fields in order: every request sends some."""
+OWN_CLASSES: Final = (RequestContext, ProbeSignal, ProbeResult)
 
 DEPTH_MAX: Final = 64
 """How deep containers may lie in one another."""

@@ -151,6 +151,18 @@ def _dataclass_fields(cls: type) -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(cls))
 
 
+def _read_own(reader: _Reader, data: memoryview) -> Any:
+    place, items = reader.read(data)
+    cls = codes.OWN_CLASSES[place]
+    value = object.__new__(cls)
+    for name, item in zip(_OWN_FIELDS[place], items, strict=True):
+        object.__setattr__(value, name, item)
+    return value
+
+
+_OWN_FIELDS = tuple(tuple(field.name for field in dataclasses.fields(cls)) for cls in codes.OWN_CLASSES)
+
+
 def _read_struct(reader: _Reader, data: memoryview) -> msgspec.Struct:
     module, qualname, fields = reader.read(data)
     cls = reader.find(module, qualname)
@@ -209,4 +221,5 @@ _HANDLERS: dict[int, _Handler] = {
     codes.SCALAR: lambda _, data: unpack_scalar(data),
     codes.TENSOR: lambda _, data: unpack_tensor(data),
     codes.PICKLED: _read_pickled,
+    codes.OWN: _read_own,
 }

@@ -274,6 +274,20 @@ def _fields_handler(code: int, reference: tuple[str, str], kind: type) -> _Handl
     return lambda writer, value: writer.lower_fields(code, value, reference, names)
 
 
+def _own_handler(place: int, kind: type) -> _Handler:
+    names = _field_names(kind)
+    by_name = _fields_handler(codes.DATACLASS, (kind.__module__, kind.__qualname__), kind)
+
+    def lower(writer: _Writer, value: Any) -> Any:
+        try:
+            items = [getattr(value, name) for name in names]
+        except AttributeError:  # a deleted field
+            return by_name(writer, value)
+        return _Ext(codes.OWN, _encode([place, writer.lower_list(items)]))
+
+    return lower
+
+
 def _lower_int(writer: _Writer, value: int) -> Any:
     if _INT_MIN <= value <= _INT_MAX:
         return value
@@ -367,5 +381,6 @@ _HANDLERS: dict[type, _Handler] = {
     memoryview: _packed(codes.MEMORYVIEW, pack_view),
     array.array: _packed(codes.TYPED_ARRAY, pack_typed_array),
     np.ndarray: _lower_array,
+    **{kind: _own_handler(place, kind) for place, kind in enumerate(codes.OWN_CLASSES)},
 }
 _FIXED_HANDLERS = len(_HANDLERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import dataclasses
 import os
 import threading
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import worker_probes as probes
@@ -365,7 +365,7 @@ def test_more_openings_than_a_socket_holds_wait_for_the_worker(supervisor: Super
 def test_a_context_that_cannot_be_read_in_the_worker_is_a_start_error(supervisor: Supervisor) -> None:
     explosive = plan(probes.Recorder)
     context = RequestContext("r", {"device": probes.Explosive()}, None)
-    binding = supervisor.open_binding(dataclasses.replace(explosive, context=context))
+    binding = supervisor.open_binding(msgspec.structs.replace(explosive, context=context))
     with pytest.raises(ValueError, match="not in this process"):
         binding.wait_started(deadline())
     assert "start_error" in coverage(finish(binding))["reasons"]

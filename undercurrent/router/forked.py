@@ -43,6 +43,8 @@ if hasattr(os, "register_at_fork"):
 class ForkedBinding:
     """An async binding of the parent's, seen from a forked child: it counts records and answers without a verdict."""
 
+    row_target = None
+
     def __init__(self, request_id: str, point: ExtractionPoint) -> None:
         self._request_id = request_id
         self._point = point

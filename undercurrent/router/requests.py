@@ -25,10 +25,11 @@ _NOT_REGISTERED = (
 
 
 LocalBinding = InlineBinding | SkippedBinding
+_LOCAL_TYPES = (InlineBinding, SkippedBinding)
 
 if TYPE_CHECKING:
     from undercurrent.workers import AsyncBinding
-    from undercurrent.workers.rows import RowTarget
+    from undercurrent.workers.binding import RowTarget
 
     WorkerBinding = AsyncBinding | ForkedBinding
     Binding = LocalBinding | WorkerBinding
@@ -53,11 +54,11 @@ class LiveRequest:
 
     def local_names(self) -> list[str]:
         """The names of the points whose results are made in this process."""
-        return [name for name, binding in self.bindings.items() if isinstance(binding, LocalBinding)]
+        return [name for name, binding in self.bindings.items() if isinstance(binding, _LOCAL_TYPES)]
 
     def worker_bindings(self) -> dict[str, WorkerBinding]:
         """The bindings whose probes run in workers, by point name."""
-        return {name: binding for name, binding in self.bindings.items() if not isinstance(binding, LocalBinding)}
+        return {name: binding for name, binding in self.bindings.items() if not isinstance(binding, _LOCAL_TYPES)}
 
     def replace_worker_bindings(self, replacement: Callable[[str, ExtractionPoint], ForkedBinding]) -> None:
         """Puts another binding in place of each async one."""
@@ -70,15 +71,20 @@ class LiveRequest:
         self.row_targets = {}
         for name, binding in self.bindings.items():
             point = self.points[name]
-            dispatch = thinned(binding.dispatch if isinstance(binding, LocalBinding) else binding.accept, point)
-            tensor_type = tensor_type_word(point.tensor_type)
-            keys = [(self.request_id, name, layer, tensor_type) for layer in point.layers]
-            self.routes.update(dict.fromkeys(keys, dispatch))
-            if not isinstance(binding, LocalBinding | ForkedBinding) and reads_every_record(point):
-                # Imported here, as it needs shared memory; an async binding means that it is loaded already.
-                from undercurrent.workers.rows import RowTarget
-
-                self.row_targets.update(dict.fromkeys(keys, RowTarget.of(binding)))
+            dispatch: Dispatch
+            target = None
+            if isinstance(binding, _LOCAL_TYPES):
+                dispatch = binding.dispatch
+            else:
+                dispatch, target = binding.accept, binding.row_target
+            if not reads_every_record(point):
+                dispatch, target = thinned(dispatch, point), None
+            word = tensor_type_word(point.tensor_type)
+            for layer in point.layers:
+                key = (self.request_id, name, layer, word)
+                self.routes[key] = dispatch
+                if target is not None:
+                    self.row_targets[key] = target
 
 
 class RequestTable:
