@@ -1,0 +1,1 @@
+"""Many generations of one prompt with parts left out, archived."""

@@ -1,0 +1,136 @@
+"""What a row of an archive holds, and how it is written to and read from the database."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from undercurrent.runtime.domain.generation import ProbeValue
+from undercurrent.runtime.errors import ArchiveCorruptError, RuntimeValueError
+from undercurrent.runtime.masking import PackedMask
+
+__all__ = ["CoalitionRecord", "CoalitionRecordDraft", "Row", "decode_row", "encode_row", "encode_values"]
+
+Row = tuple[int, str, str, bytes, int, str, str, float, int, str, str | None]
+"""The columns of `coalition_records` in their order."""
+
+
+class CoalitionRecordDraft(msgspec.Struct, frozen=True):
+    """A row to append."""
+
+    snapshot_id: str
+    coalition_key: str
+    mask: PackedMask
+    absence_policy: str
+    model_id: str
+    generation_text: str
+    elapsed_ms: float
+    """How long the generation took; 0 for a text that was there already."""
+    cache_hit: bool
+    """The text was there already."""
+    logprobs: tuple[float, ...] | None = None
+    """Natural log-probability of each generated token."""
+    values: Mapping[str, ProbeValue] | None = None
+    """What probes and value functions said, by name."""
+
+
+class CoalitionRecord(msgspec.Struct, frozen=True):
+    """A row that was read."""
+
+    record_id: int
+    """1 for the first row of an archive, growing by 1."""
+    snapshot_id: str
+    coalition_key: str
+    mask: PackedMask
+    absence_policy: str
+    model_id: str
+    generation_text: str
+    elapsed_ms: float
+    cache_hit: bool
+    logprobs: tuple[float, ...] | None = None
+    values: Mapping[str, ProbeValue] | None = None
+
+
+_NUMBERS = msgspec.json.Decoder(tuple[float, ...])
+_VALUES = msgspec.json.Decoder(dict[str, ProbeValue])
+
+
+def encode_row(record_id: int, draft: CoalitionRecordDraft) -> Row:
+    """The columns of a draft.
+
+    Raises:
+        RuntimeValueError: a log-probability is NaN.
+    """
+    mask = draft.mask
+    return (
+        record_id,
+        draft.snapshot_id,
+        draft.coalition_key,
+        mask.words,
+        mask.n_bits,
+        draft.absence_policy,
+        draft.model_id,
+        draft.elapsed_ms,
+        1 if draft.cache_hit else 0,
+        draft.generation_text,
+        None if draft.logprobs is None else _encode_logprobs(draft.logprobs),
+    )
+
+
+def encode_values(values: Mapping[str, ProbeValue]) -> str:
+    """The values of a row as JSON.
+
+    Raises:
+        RuntimeValueError: one of the numbers is not finite.
+    """
+    for name, measured in values.items():
+        if not all(map(math.isfinite, (measured.value, *measured.tokens))):
+            raise RuntimeValueError(f"a finite number was expected as value {name!r}, got {measured!r}")
+    return msgspec.json.encode(values).decode()
+
+
+def decode_row(row: Row, values: str | None = None) -> CoalitionRecord:
+    """The record of a row.
+
+    Raises:
+        ArchiveCorruptError: log-probabilities or values are not what `encode_row` writes.
+    """
+    number, snapshot_id, key, words, n_bits, policy, model_id, elapsed_ms, hit, text, logprobs = row
+    try:
+        return CoalitionRecord(
+            number,
+            snapshot_id,
+            key,
+            PackedMask(words, n_bits),
+            policy,
+            model_id,
+            text,
+            elapsed_ms,
+            hit != 0,
+            None if logprobs is None else _decode_logprobs(logprobs),
+            None if values is None else _VALUES.decode(values),
+        )
+    except ValueError as error:
+        raise ArchiveCorruptError(f"row {number} holds numbers that are no JSON: {error}") from error
+
+
+def _encode_logprobs(logprobs: tuple[float, ...]) -> str:
+    numbers = [float(number) for number in logprobs]
+    if any(map(math.isnan, numbers)):
+        raise RuntimeValueError(f"log-probabilities must be numbers, got NaN at index {_first_nan(numbers)}")
+    # A token of probability 0 has -Infinity, which schema 4 spells as Python's json does.
+    return json.dumps(numbers, separators=(",", ":"))
+
+
+def _decode_logprobs(text: str) -> tuple[float, ...]:
+    try:
+        return _NUMBERS.decode(text)
+    except msgspec.DecodeError:
+        return tuple(map(float, json.loads(text)))
+
+
+def _first_nan(numbers: list[float]) -> int:
+    return next(index for index, number in enumerate(numbers) if math.isnan(number))
