@@ -11,7 +11,7 @@ __all__ = ["ConsumerLane"]
 class ConsumerLane(extension.ConsumerLaneCore):
     """A lane as the worker sees it. Owner: the worker's loop, which closes it. One thread, but for `wake`.
 
-    `wait`, `take_ready`, `mark_ready`, `mail`, `wake` and `producer_gone` come from the extension.
+    `wait`, `never_nap`, `take_ready`, `mark_ready`, `mail`, `wake` and `producer_gone` come from the extension.
     """
 
     def __new__(cls, control_fd: int, payload_fd: int) -> ConsumerLane:

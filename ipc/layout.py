@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "ANSWER_BYTES_MAX",
     "BLOCK",
     "BLOCK_BYTES",
     "CLASS_COUNT",
@@ -27,10 +28,12 @@ __all__ = [
     "NO_SLOT",
     "OK",
     "PAYLOAD_BYTES_MAX",
+    "PEER_DIED",
     "QUEUE_DEPTH_MAX",
     "RECORD_BYTES_MAX",
     "RING_CAPACITY_MAX",
     "STATUS_NAMES",
+    "TIMEOUT",
     "TOO_LARGE",
     "UNIT_BYTES",
     "UNSUPPORTED",
@@ -41,10 +44,12 @@ __all__ = [
     "class_run_blocks",
 ]
 
-# Answers of ProducerRing.publish.
+# Answers of ProducerRing.publish and ProducerRing.await_answer.
 OK: Final = 0
 FULL: Final = 1
+TIMEOUT: Final = 3
 CLOSED: Final = 4
+PEER_DIED: Final = 6
 CORRUPT: Final = 8
 NO_SLOT: Final = 16
 TOO_LARGE: Final = 17
@@ -53,7 +58,9 @@ UNSUPPORTED: Final = 18
 STATUS_NAMES: Final = {
     OK: "ok",
     FULL: "full",
+    TIMEOUT: "timeout",
     CLOSED: "closed",
+    PEER_DIED: "peer died",
     CORRUPT: "corrupt",
     NO_SLOT: "no slot",
     TOO_LARGE: "too large",
@@ -85,6 +92,7 @@ RING_CAPACITY_MAX: Final = 65536
 HEADER_BYTES: Final = 128
 RECORD_BYTES_MAX: Final = (64 << 20) - HEADER_BYTES
 PAYLOAD_BYTES_MAX: Final = 1 << 34
+ANSWER_BYTES_MAX: Final = 768
 
 FLAG_IS_GENERATED: Final = 1
 DTYPE_OPAQUE: Final = 255  # dtype_code of bytes without a type

@@ -68,6 +68,7 @@ __all__ = [
 _ENTRY_COUNT: Final = 1 << 21  # entry words of one lane: 128 MiB of addresses, committed as rings need them
 _RING_BLOCK_BYTES: Final = 512
 _ENTRY_STRIDE: Final = 64
+_ANSWER_CELL_BYTES: Final = 1024
 _REFUSALS: Final = {"no_memory": 0, "unsupported": 1, "too_large": 2, "block_timeout": 3}
 _SLEEP_STATES: Final = ("awake", "napping", "parked")
 _READER_ATTACHED: Final = 1
@@ -78,8 +79,9 @@ ConsumerState = Literal["awake", "napping", "parked"]
 class ProducerRing(extension.ProducerRingCore):
     """One binding's ring, as the engine fills it. Made by `ProducerLane.open_ring`; `release` ends it.
 
-    `publish`, `publish_opaque`, `wait_room` and `interrupt` come from the extension. Any thread may call any method;
-    publications take turns under the interpreter's lock, and their order is the order of the turns.
+    `publish`, `publish_opaque`, `wait_room`, `interrupt` and the methods about answers come from the extension. Any
+    thread may call any method; publications take turns under the interpreter's lock, and their order is the order of
+    the turns.
     """
 
     _lane: ProducerLane
@@ -184,7 +186,7 @@ class ProducerLane(extension.ProducerLaneCore):
             payload_capacity_bytes = min(PAYLOAD_BYTES_MAX, max(64 << 20, budget.limit_bytes))
         block_count = -(-payload_capacity_bytes // BLOCK_BYTES)
         payload_bytes = block_count * BLOCK_BYTES
-        control_bytes, self._rings_offset, self._entries_offset = extension.measure(
+        control_bytes, self._rings_offset, self._entries_offset, self._answers_offset = extension.measure(
             ring_capacity, _ENTRY_COUNT, payload_bytes, record_bytes_max
         )
         self.record_bytes_max = record_bytes_max
@@ -217,8 +219,12 @@ class ProducerLane(extension.ProducerLaneCore):
         """The payload memfd, to be passed to the worker. The lane closes it."""
         return self._memory.payload.fd
 
-    def open_ring(self, *, queue_depth: int, policy: int, generation: int, start: int | None = None) -> ProducerRing:
+    def open_ring(
+        self, *, queue_depth: int, policy: int, generation: int, start: int | None = None, has_answers: bool = False
+    ) -> ProducerRing:
         """Opens a ring. It costs no system call once the lane has grown; its slots come with the first record.
+
+        With `has_answers`, the consumer may answer each record, and `await_answer` waits for it.
 
         Raises:
             RingMemoryError: the budget, the kernel or the lane's capacity refuses; the message names the sum.
@@ -238,6 +244,9 @@ class ProducerLane(extension.ProducerLaneCore):
             ring_index = self._free_indices[-1]
             try:
                 self._commit_ring(ring_index, first_entry, queue_depth)
+                if has_answers:
+                    cell = self._answers_offset + ring_index * _ANSWER_CELL_BYTES
+                    self._memory.commit_control(cell, _ANSWER_CELL_BYTES, "an answer")
                 ring = ProducerRing(self, ring_index, first_entry, queue_depth, policy, generation, start)
             except BaseException:
                 self._entries.release(first_entry, queue_depth)
@@ -338,7 +347,7 @@ class ProducerLane(extension.ProducerLaneCore):
 class ConsumerRing(extension.ConsumerRingCore):
     """One ring as the worker empties it. Made by `ConsumerLane.attach_ring`; one thread.
 
-    `take`, `finish`, `detach` and `at_end` come from the extension.
+    `take`, `finish`, `answer`, `detach` and `at_end` come from the extension.
     """
 
     def statistics(self) -> RingStatistics:

@@ -28,9 +28,7 @@ uint64_t uc_monotonic_ns(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* Sleeps while *word == value, at most duration_ns. Returns early at will: callers look again.
- * False: a signal handler ran. */
-static bool futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t duration_ns)
+bool uc_futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t duration_ns)
 {
     struct timespec duration = {
         .tv_sec = (time_t)(duration_ns / 1000000000ull),
@@ -39,7 +37,7 @@ static bool futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t duration
     return syscall(SYS_futex, word, FUTEX_WAIT, value, &duration, NULL, 0) == 0 || errno != EINTR;
 }
 
-static void futex_wake_all(_Atomic uint32_t *word)
+void uc_futex_wake(_Atomic uint32_t *word)
 {
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
@@ -77,7 +75,7 @@ bool uc_doorbell_wake(const uc_lane_t *lane)
     if (uc_exchange_acq_rel(&doorbell->sleep, UC_AWAKE) != UC_PARKED)
         return false; /* another waker, or the consumer itself, was faster */
     UC_STEP("wake.exchanged");
-    futex_wake_all(&doorbell->sleep);
+    uc_futex_wake(&doorbell->sleep);
     UC_STEP("wake.done");
     return true;
 }
@@ -86,7 +84,7 @@ bool uc_doorbell_wake(const uc_lane_t *lane)
 static void wake_sleeper(_Atomic uint32_t *sleep)
 {
     if (uc_load_relaxed(sleep) != UC_AWAKE && uc_exchange_acq_rel(sleep, UC_AWAKE) != UC_AWAKE)
-        futex_wake_all(sleep);
+        uc_futex_wake(sleep);
 }
 
 void uc_doorbell_mail(const uc_lane_t *lane)
@@ -183,7 +181,7 @@ static uc_status_t sleep_once(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint
     else if (!fence_heavy() && duration_ns > UC_BARE_PARK_NS) /* SYNC sleep */
         duration_ns = UC_BARE_PARK_NS;
     uc_status_t status = look(lane, sleeper);
-    if (status == UC_EMPTY && !futex_wait(sleep, depth, duration_ns))
+    if (status == UC_EMPTY && !uc_futex_wait(sleep, depth, duration_ns))
         status = UC_SIGNALLED;
     uc_store_relaxed(sleep, UC_AWAKE);
     UC_STEP("sleep.awake");
@@ -204,7 +202,7 @@ uc_status_t uc_doorbell_wait(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint6
             return UC_TIMEOUT;
         if (status == UC_EMPTY && is_active && now_ns - begin_ns < UC_SPIN_NS)
             uc_pause();
-        else if (status == UC_EMPTY && is_active)
+        else if (status == UC_EMPTY && is_active && !sleeper->never_naps)
             status =
                 sleep_once(lane, sleeper, UC_NAPPING, smaller(UC_NAP_NS, deadline_ns - now_ns));
         else if (status == UC_EMPTY)
@@ -273,7 +271,7 @@ uc_status_t uc_room_wait(const uc_producer_t *ring, uint64_t slice_ns)
     uc_fence_park(); /* SYNC waiting: pairs with the fence in uc_room_signal */
     status = look_for_room(ring);
     if (status == UC_FULL) {
-        (void)futex_wait(&block->room, room, slice_ns);
+        (void)uc_futex_wait(&block->room, room, slice_ns);
         UC_STEP("room.slept");
         status = look_for_room(ring);
     }
@@ -291,12 +289,12 @@ void uc_room_signal(const uc_consumer_t *ring)
         return;
     uc_fetch_add_release(&block->room, 1u); /* SYNC room */
     UC_STEP("room.grown");
-    futex_wake_all(&block->room);
+    uc_futex_wake(&block->room);
     UC_STEP("room.woken");
 }
 
 void uc_room_interrupt(const uc_producer_t *ring)
 {
     uc_fetch_add_release(&ring->block->room, 1u); /* SYNC room */
-    futex_wake_all(&ring->block->room);
+    uc_futex_wake(&ring->block->room);
 }

@@ -50,6 +50,8 @@ uc_status_t uc_geometry_measure(uint32_t ring_capacity, uint64_t entry_count,
     end = geometry.rings_offset + (uint64_t)ring_capacity * sizeof(uc_ring_block_t);
     geometry.entries_offset = round_up(end, UC_PAGE_BYTES);
     end = geometry.entries_offset + entry_count * UC_ENTRY_STRIDE;
+    geometry.answers_offset = round_up(end, UC_PAGE_BYTES);
+    end = geometry.answers_offset + (uint64_t)ring_capacity * sizeof(uc_answer_cell_t);
     geometry.control_bytes = round_up(end, UC_PAGE_BYTES);
     *ret_geometry = geometry;
     return UC_OK;
@@ -79,6 +81,7 @@ void uc_geometry_format(const uc_geometry_t *geometry, uint64_t creator_pid, uin
         .entries_offset = geometry->entries_offset,
         .entry_count = geometry->entry_count,
         .record_bytes_max = geometry->record_bytes_max,
+        .answers_offset = geometry->answers_offset,
         .creator_pid = creator_pid,
         .creator_start = creator_start,
     };
@@ -96,7 +99,8 @@ static bool geometry_equals_header(const uc_geometry_t *geometry, const uc_contr
            && header->hands_offset == geometry->hands_offset
            && header->blocks_offset == geometry->blocks_offset
            && header->rings_offset == geometry->rings_offset
-           && header->entries_offset == geometry->entries_offset;
+           && header->entries_offset == geometry->entries_offset
+           && header->answers_offset == geometry->answers_offset;
 }
 
 uc_status_t uc_geometry_check(const void *control, uint64_t control_bytes, uint64_t payload_bytes,

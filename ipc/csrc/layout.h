@@ -1,10 +1,11 @@
-/* The bytes two processes share, and the arithmetic on them: layout format 1.0.
+/* The bytes two processes share, and the arithmetic on them: layout format 2.0.
  *
  * ../README.md describes the same format in words; tests/ipc/test_layout.py holds the two
  * together. Everything here is little-endian (see UC_BYTE_ORDER); every offset is from the start
  * of its memfd. A lane has two memfds:
  *
- *   control   header | doorbell | ticks | hand table | block table | ring blocks | entries
+ *   control   header | doorbell | ticks | hand table | block table | ring blocks | entries |
+ *             answer cells
  *   payload   blocks of 1 MiB, cut into slots; written by the producer, read-only for the consumer
  *
  * Nothing in this file touches shared memory except through values its caller loaded.
@@ -22,7 +23,7 @@
 
 #define UC_MAGIC 0x0031454e414c4355ull /* "UCLANE1\0" read as a little-endian u64 */
 #define UC_BYTE_ORDER 0x01020304u
-#define UC_VERSION_MAJOR 1u
+#define UC_VERSION_MAJOR 2u
 #define UC_VERSION_MINOR 0u
 
 #define UC_HEADER_BYTES 4096u
@@ -41,6 +42,7 @@
 #define UC_QUEUE_DEPTH_MAX (1u << 20)
 #define UC_RECORD_BYTES_MAX ((64u << 20) - UC_SLOT_HEADER_BYTES)
 #define UC_PAYLOAD_BYTES_MAX (1ull << 34) /* 16 GiB: 26 bits of 256 B units */
+#define UC_ANSWER_BYTES_MAX 768u /* a longer answer goes another way */
 
 /* ---- the entry word ------------------------------------------------------------------------- *
  *
@@ -186,15 +188,16 @@ typedef struct {
     uint64_t entries_offset;   /*  96 entry words, UC_ENTRY_STRIDE apart */
     uint64_t entry_count;      /* 104 entry words in the arena, shared out to the rings */
     uint64_t record_bytes_max; /* 112 no record's payload is longer */
-    uint64_t creator_pid;      /* 120 for people; nothing is decided by it */
-    uint64_t creator_start;    /* 128 the same: start time in clock ticks since boot */
-    uint8_t lane_id[16];       /* 136 random */
-    uint32_t reserved;         /* 152 0 */
-    uint32_t crc32;            /* 156 CRC-32 (IEEE 802.3) of bytes 0..155 */
+    uint64_t answers_offset;   /* 120 uc_answer_cell_t[ring_capacity] */
+    uint64_t creator_pid;      /* 128 for people; nothing is decided by it */
+    uint64_t creator_start;    /* 136 the same: start time in clock ticks since boot */
+    uint8_t lane_id[16];       /* 144 random */
+    uint32_t reserved;         /* 160 0 */
+    uint32_t crc32;            /* 164 CRC-32 (IEEE 802.3) of bytes 0..163 */
 } uc_control_header_t;
-_Static_assert(sizeof(uc_control_header_t) == 160, "header");
+_Static_assert(sizeof(uc_control_header_t) == 168, "header");
 _Static_assert(offsetof(uc_control_header_t, entries_offset) == 96, "header");
-_Static_assert(offsetof(uc_control_header_t, crc32) == 156, "header");
+_Static_assert(offsetof(uc_control_header_t, crc32) == 164, "header");
 
 /* ---- control: the doorbell ------------------------------------------------------------------ */
 enum { UC_AWAKE = 0, UC_NAPPING = 1, UC_PARKED = 2 };
@@ -262,6 +265,27 @@ _Static_assert(offsetof(uc_ring_block_t, progress) == 128, "ring block");
 _Static_assert(offsetof(uc_ring_block_t, state) == 256, "ring block");
 _Static_assert(offsetof(uc_ring_block_t, consumed) == 384, "ring block");
 
+/* ---- control: one answer -----------------------------------------------------------------------
+ * What the consumer says about the record it took last, for a producer that waits. One cell per
+ * ring; only rings whose producer asks for answers have theirs committed. `sequence` and
+ * `generation` together name the record, so that a late answer is nobody else's. */
+typedef struct {
+    /* line 0: the consumer's; the bytes and line 0 come first, then sequence */
+    _Atomic uint64_t sequence;   /*   0 position of the record that is answered, 0: none yet */
+    _Atomic uint64_t generation; /*   8 of the record's ring */
+    _Atomic uint32_t length;     /*  16 bytes of the answer, at most UC_ANSWER_BYTES_MAX */
+    _Atomic uint32_t kind;       /*  20 how to read them; opaque here */
+    _Atomic uint32_t bell;       /*  24 futex; grows when an answer came for a waiter */
+    uint8_t pad0[100];
+    /* line 1: the producer's */
+    _Atomic uint32_t waiting; /* 128 the producer sleeps, or is about to, on bell */
+    uint8_t pad1[124];
+    uint8_t bytes[UC_ANSWER_BYTES_MAX]; /* 256 */
+} uc_answer_cell_t;
+_Static_assert(sizeof(uc_answer_cell_t) == 1024, "answer cell");
+_Static_assert(offsetof(uc_answer_cell_t, waiting) == 128, "answer cell");
+_Static_assert(offsetof(uc_answer_cell_t, bytes) == 256, "answer cell");
+
 /* ---- payload: the header of a slot ---------------------------------------------------------- */
 enum { UC_FLAG_IS_GENERATED = 1 };
 enum { UC_DTYPE_OPAQUE = 255 }; /* dtype_code of bytes without a type; dtype_bits is 8 */
@@ -315,6 +339,7 @@ typedef struct {
     uint64_t blocks_offset;
     uint64_t rings_offset;
     uint64_t entries_offset;
+    uint64_t answers_offset;
     uint64_t entry_count;
     uint64_t record_bytes_max;
     uint32_t ring_capacity;

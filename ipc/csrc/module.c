@@ -50,7 +50,7 @@ PyObject *uc_counts_to_tuple(const uc_counts_t *counts)
 
 PyDoc_STRVAR(measure_doc,
              "measure(ring_capacity, entry_count, payload_bytes, record_bytes_max, /)\n--\n\n"
-             "(control bytes, offset of the ring blocks, offset of the entry words) of a lane.\n\n"
+             "(control bytes, offsets of ring blocks, entry words, answer cells) of a lane.\n\n"
              "Raises:\n    ValueError: a number is out of range.");
 
 static PyObject *module_measure(PyObject *module, PyObject *args)
@@ -67,9 +67,10 @@ static PyObject *module_measure(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "a size of the lane is out of range");
         return NULL;
     }
-    return Py_BuildValue("(KKK)", (unsigned long long)geometry.control_bytes,
+    return Py_BuildValue("(KKKK)", (unsigned long long)geometry.control_bytes,
                          (unsigned long long)geometry.rings_offset,
-                         (unsigned long long)geometry.entries_offset);
+                         (unsigned long long)geometry.entries_offset,
+                         (unsigned long long)geometry.answers_offset);
 }
 
 static PyObject *module_class_facts(PyObject *module, PyObject *argument)

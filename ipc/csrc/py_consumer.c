@@ -149,6 +149,13 @@ static PyObject *lane_set_activity(PyObject *op, PyObject *argument)
     Py_RETURN_NONE;
 }
 
+static PyObject *lane_never_nap(PyObject *op, PyObject *ignored)
+{
+    (void)ignored;
+    ((uc_consumer_lane_t *)op)->sleeper.never_naps = true;
+    Py_RETURN_NONE;
+}
+
 static PyObject *lane_wake(PyObject *op, PyObject *ignored)
 {
     (void)ignored;
@@ -216,6 +223,9 @@ static PyMethodDef lane_methods[] = {
     {"set_activity", lane_set_activity, METH_O,
      "set_activity($self, generation, /)\n--\n\nSays whose user code runs from now on, 0 for "
      "none."},
+    {"never_nap", lane_never_nap, METH_NOARGS,
+     "never_nap($self, /)\n--\n\nFrom now on `wait` parks where it would nap: each record wakes it "
+     "at once."},
     {"wake", lane_wake, METH_NOARGS,
      "wake($self, /)\n--\n\nMakes the wait that runs, or else the next one, return False. Any "
      "thread."},
@@ -507,6 +517,7 @@ static PyMethodDef ring_methods[] = {
     {"detach", ring_detach, METH_NOARGS,
      "detach($self, /)\n--\n\nLets go of the ring: the producer may take its memory back. "
      "Idempotent."},
+    {"answer", UC_METHOD(uc_py_answer), METH_FASTCALL, uc_answer_doc},
     {"set_user", UC_METHOD(ring_set_user), METH_FASTCALL,
      "set_user($self, index, value, /)\n--\n\nStores one of four counters whose meaning is the "
      "consumer's "

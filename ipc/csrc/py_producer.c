@@ -386,6 +386,10 @@ static PyObject *ring_get(PyObject *op, void *closure)
         return PyLong_FromUnsignedLong(is_open(self)
                                            ? uc_load_acquire(&self->ring.block->reader_state)
                                            : UC_READER_NONE); /* SYNC reader */
+    case 9:
+        return PyLong_FromUnsignedLongLong(self->ring.tail);
+    case 10:
+        return PyLong_FromUnsignedLong(self->answer_interrupts);
     default:
         return PyBytes_FromStringAndSize((const char *)self->trace, sizeof self->trace);
     }
@@ -413,6 +417,14 @@ static PyMethodDef ring_methods[] = {
     {"interrupt", ring_interrupt, METH_NOARGS,
      "interrupt($self, /)\n--\n\nMakes the waits for room that run, or else the next one, return "
      "False."},
+    {"await_answer", UC_METHOD(uc_py_await_answer), METH_FASTCALL, uc_await_answer_doc},
+    {"interrupt_answer", uc_py_interrupt_answer, METH_NOARGS,
+     "interrupt_answer($self, /)\n--\n\nEnds the wait for an answer that runs: nobody will give "
+     "it. "
+     "Any thread."},
+    {"has_answer", uc_py_has_answer, METH_O,
+     "has_answer($self, sequence, /)\n--\n\nWhether the record at `sequence` is the one answered "
+     "last."},
     {"_refuse", ring_refuse, METH_O, "_refuse($self, refusal, /)\n--\n\nCounts a refused record."},
     {"_close", ring_close_core, METH_NOARGS,
      "_close($self, /)\n--\n\nNo more records; wakes both sides."},
@@ -440,6 +452,8 @@ static PyGetSetDef ring_getset[] = {
      (void *)6},
     {"_reader_state", ring_get, NULL, "0 none, 1 attached, 2 detached, 3 gave up as corrupt.",
      (void *)7},
+    {"next_position", ring_get, NULL, "Position of the record published next.", (void *)9},
+    {"answer_interrupts", ring_get, NULL, "How often `interrupt_answer` was called.", (void *)10},
     {"trace", ring_get, ring_set_trace, "16 bytes put into every record's header.", (void *)8},
     {NULL, NULL, NULL, NULL, NULL},
 };

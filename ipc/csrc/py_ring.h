@@ -102,6 +102,7 @@ typedef struct {
     uint8_t trace[16];
     uint32_t interrupts;
     uint32_t interrupts_seen;
+    uint32_t answer_interrupts;
 } uc_producer_ring_t;
 
 /* Publishes one described record, calling `_reserve` when the hand is too small. Returns a status
@@ -151,6 +152,14 @@ typedef struct {
 
 /* Ends a batch: consumed grows, slots without a living view go back to the hand. Idempotent. */
 void uc_batch_finish(uc_batch_t *batch);
+
+/* ---- answers (py_answer.c): methods of both rings --------------------------------------------- */
+extern const char uc_await_answer_doc[];
+extern const char uc_answer_doc[];
+PyObject *uc_py_await_answer(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
+PyObject *uc_py_interrupt_answer(PyObject *ring, PyObject *ignored);
+PyObject *uc_py_has_answer(PyObject *ring, PyObject *sequence);
+PyObject *uc_py_answer(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
 
 /* ---- specs of the types, for module.c ------------------------------------------------------- */
 extern PyType_Spec uc_producer_lane_spec;

@@ -26,6 +26,8 @@
  *   announce  "announce.begin" "announce.ticked"; wake "wake.begin" "wake.exchanged" "wake.done"
  *   sleep     "sleep.napping" "sleep.parked" "sleep.awake"
  *   room      "room.waiting" "room.slept" "room.begin" "room.grown" "room.woken"
+ *   answer    "answer.begin" "answer.filled" "answer.stored" "answer.grown" "answer.woken";
+ *             its waiter "answer.waiting" "answer.slept"
  *   open      "open.geometry" "open.entries" "open.stored"; install "install.entry"
  *   deal      "deal.slot" "deal.stored"; reap "reap.lost" "reap.state"
  */
@@ -81,6 +83,13 @@ static inline _Atomic uint64_t *uc_lane_entry(const uc_lane_t *lane, uint32_t fi
 {
     return (_Atomic uint64_t *)(void *)(lane->control + lane->geometry.entries_offset
                                         + ((uint64_t)first_entry + index) * UC_ENTRY_STRIDE);
+}
+
+/* The caller has checked ring_index < geometry.ring_capacity. */
+static inline uc_answer_cell_t *uc_lane_answer(const uc_lane_t *lane, uint32_t ring_index)
+{
+    return (uc_answer_cell_t *)(void *)(lane->control + lane->geometry.answers_offset
+                                        + (uint64_t)ring_index * sizeof(uc_answer_cell_t));
 }
 
 /* Class of a slot reference by the table this side trusts or checks; UC_CLASS_COUNT if it is no
@@ -298,6 +307,7 @@ typedef struct {
     _Atomic uint32_t is_interrupted; /* set by uc_doorbell_interrupt, taken by the next wait */
     uint32_t mail_seen;
     uint32_t ring_limit; /* rings with index below this are looked at */
+    bool never_naps;     /* somebody waits for what this consumer does: it parks at once */
 } uc_sleeper_t;
 
 /* Registers this process for the consumers' barriers; false where the kernel has none, and the
@@ -322,7 +332,8 @@ uint64_t uc_doorbell_collect(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint3
 /* Marks a ring that the consumer leaves before it is empty, or attaches to. Consumer. */
 void uc_doorbell_mark(uc_sleeper_t *sleeper, uint32_t ring_index);
 
-/* Spins up to 20 us, naps by timer while something came within the last 20 ms, then parks. UC_OK
+/* Spins up to 20 us, naps by timer while something came within the last 20 ms, then parks (or,
+ * where it never naps, spins and parks). UC_OK
  * when a ring is ready or mail is new, UC_INTERRUPTED, UC_SIGNALLED, UC_TIMEOUT at
  * deadline_ns (CLOCK_MONOTONIC). A lane that closes sends mail. Blocks; consumer. */
 uc_status_t uc_doorbell_wait(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint64_t deadline_ns);
@@ -348,6 +359,43 @@ void uc_room_signal(const uc_consumer_t *ring);
 
 /* Makes a producer's uc_room_wait return early. Any thread of the producer's process. */
 void uc_room_interrupt(const uc_producer_t *ring);
+
+/* ---- answers (answer.c; Linux) -------------------------------------------------------------- */
+
+/* A private copy of an answer, checked. */
+typedef struct {
+    uint32_t kind;
+    uint32_t length;
+    uint8_t bytes[UC_ANSWER_BYTES_MAX];
+} uc_answer_t;
+
+/* Answers the record at `sequence`, which this consumer took from `ring` and nobody answered yet,
+ * and wakes the producer if it waits. UC_TOO_LARGE when `length` is more than a cell holds: nothing
+ * was written. UC_CLOSED after detach. Wait-free but for one system call when a producer sleeps;
+ * consumer. */
+uc_status_t uc_answer_put(const uc_consumer_t *ring, uint64_t sequence, uint32_t kind,
+                          const void *bytes, uint32_t length);
+
+/* One look at the answer to the record at `sequence`: UC_OK, UC_EMPTY while it is not there,
+ * UC_CORRUPT when its length is nonsense. Wait-free; producer. */
+uc_status_t uc_answer_look(const uc_producer_t *ring, uint64_t sequence, uc_answer_t *ret_answer);
+
+/* Waits for it: spins at most spin_ns, then sleeps at most slice_ns in all. The caller, one at a
+ * time per ring, published the record at `sequence` and publishes no other before it returns or
+ * gives up. `ring` is a copy made by the waiter. UC_OK, UC_TIMEOUT, UC_SIGNALLED when a signal
+ * handler must run, UC_CORRUPT. Blocks; producer, without the interpreter's lock. */
+uc_status_t uc_answer_wait(const uc_producer_t *ring, uint64_t sequence, uint64_t spin_ns,
+                           uint64_t slice_ns, uc_answer_t *ret_answer);
+
+/* Makes a producer's uc_answer_wait return early. Any thread of the producer's process. */
+void uc_answer_interrupt(const uc_producer_t *ring);
+
+/* ---- the futex, for those two files --------------------------------------------------------- */
+
+/* Sleeps while *word == value, at most duration_ns. Returns early at will: callers look again.
+ * False: a signal handler ran. */
+bool uc_futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t duration_ns);
+void uc_futex_wake(_Atomic uint32_t *word);
 
 uint64_t uc_monotonic_ns(void);
 

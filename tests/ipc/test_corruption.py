@@ -13,7 +13,7 @@ from ipc_rig import Rig, attach, payloads_of, rig
 from undercurrent.errors import RingCorruptError, RingError
 from undercurrent.ipc import Batch, ConsumerLane, ProducerLane, layout
 
-HEADER_USED_BYTES = 160
+HEADER_USED_BYTES = 168
 RING_BLOCK_BYTES = 512
 DOORBELL_OFFSET, DOORBELL_BYTES = 4096, 384
 PAYLOADS = [bytes([i]) * (100 + i) for i in range(12)]

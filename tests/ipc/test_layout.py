@@ -13,7 +13,7 @@ from undercurrent.ipc import layout
 from undercurrent.ipc.ring import extension
 
 IPC = Path(__file__).resolve().parents[2] / "ipc"
-STRUCTS = ("uc_control_header_t", "uc_doorbell_t", "uc_ring_block_t", "uc_slot_header_t")
+STRUCTS = ("uc_control_header_t", "uc_doorbell_t", "uc_ring_block_t", "uc_answer_cell_t", "uc_slot_header_t")
 
 
 def test_python_and_c_cut_memory_alike() -> None:
@@ -45,6 +45,7 @@ def test_numbers_of_the_format_are_those_of_the_header() -> None:
         ("UC_HAND_COUNT", layout.HAND_COUNT),
         ("UC_CLASS_COUNT", layout.CLASS_COUNT),
         ("UC_RING_CAPACITY_MAX", layout.RING_CAPACITY_MAX),
+        ("UC_ANSWER_BYTES_MAX", layout.ANSWER_BYTES_MAX),
     ):
         assert re.search(rf"#define {name} +{value}u\b", text), name
     for number, words in layout.STATUS_NAMES.items():

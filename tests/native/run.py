@@ -29,7 +29,7 @@ from planted import EDITS, PlantedEdit
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent / "ipc" / "csrc"
 BUILD = HERE.parent.parent / "build" / "native"
-CORE = ("ring.c", "consumer.c", "layout.c", "copy.c", "doorbell.c")
+CORE = ("ring.c", "consumer.c", "layout.c", "copy.c", "doorbell.c", "answer.c")
 FLAGS = ["-std=gnu11", "-g", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
 SANITIZED = ["-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
 ASAN = [*SANITIZED, "-fsanitize=address,undefined"]
@@ -58,7 +58,7 @@ def compile_program(
     folder = BUILD / f"{variant}-{compiler}"
     folder.mkdir(parents=True, exist_ok=True)
     target, fresh = folder / program, folder / f"{program}.{os.getpid()}"
-    crash_points = ["-DUC_CRASH_POINTS"] if program in ("crash_points", "test_interleavings") else []
+    crash_points = ["-DUC_CRASH_POINTS"] if program in ("crash_points", "test_interleavings", "test_answers") else []
     sources = [HERE / f"{program}.c", HERE / "harness.c", *(core / name for name in CORE)]
     command = ["nice", compiler, *FLAGS, *flags, *crash_points, "-o", str(fresh), *map(str, sources)]
     run(command)
@@ -116,6 +116,7 @@ def run_plain(dose: Dose) -> None:
         play(compile_program("test_ring", "plain", ["-O2"], compiler=compiler), dose.seed)
         play(compile_program("test_interleavings", "plain", ["-O2"], compiler=compiler), dose.seed)
         play(compile_program("test_doorbell", "plain", ["-O2"], compiler=compiler))
+        play(compile_program("test_answers", "plain", ["-O2"], compiler=compiler), dose.seed, 5000)
         play(compile_program("test_threads", "plain", ["-O2"], compiler=compiler), dose.seed, 5000)
 
 
@@ -124,6 +125,7 @@ def run_asan(dose: Dose) -> None:
         play(compile_program("test_ring", "asan", ASAN, compiler=compiler), dose.seed)
         play(compile_program("test_interleavings", "asan", ASAN, compiler=compiler), dose.seed)
         play(compile_program("test_doorbell", "asan", ASAN, compiler=compiler))
+        play(compile_program("test_answers", "asan", ASAN, compiler=compiler), dose.seed, 5000)
         play(compile_program("test_threads", "asan", ASAN, compiler=compiler), dose.seed, 5000)
     play(compile_program("crash_points", "asan", ASAN))
     play(compile_program("fuzz", "asan", ASAN), min(dose.bits, 100_000), 1, dose.seed)
@@ -131,6 +133,7 @@ def run_asan(dose: Dose) -> None:
 
 def run_tsan(dose: Dose) -> None:
     for compiler in compilers(*TSAN):
+        play(compile_program("test_answers", "tsan", TSAN, compiler=compiler), dose.seed, 3000)
         play(compile_program("test_threads", "tsan", TSAN, compiler=compiler), dose.seed, 3000)
 
 
@@ -154,6 +157,7 @@ def run_aarch64(dose: Dose) -> None:
         "test_ring": (dose.seed,),
         "test_interleavings": (dose.seed,),
         "test_doorbell": (),
+        "test_answers": (dose.seed, 500),
         "test_threads": (dose.seed, 500),
     }
     for program, given in arguments.items():

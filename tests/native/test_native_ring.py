@@ -28,7 +28,7 @@ def run(*arguments: object) -> str:
 
 def test_both_sides_do_what_a_plain_queue_does() -> None:
     output = run("plain")
-    for program in ("test_ring", "test_interleavings", "test_doorbell", "test_threads"):
+    for program in ("test_ring", "test_interleavings", "test_doorbell", "test_answers", "test_threads"):
         assert f"{program}: ok" in output
 
 

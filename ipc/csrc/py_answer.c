@@ -1,0 +1,126 @@
+/* Methods of ProducerRingCore and ConsumerRingCore around answers. */
+#include "py_ring.h"
+
+#include <string.h>
+
+/* A wake-up takes 5 to 30 us; a probe that answers sooner than that is met spinning. */
+#define UC_ANSWER_SPIN_NS 30000ull
+/* Between two looks for signals and for an interruption that rang before the sleep began. */
+#define UC_ANSWER_WAIT_NS 50000000ull
+
+const char uc_await_answer_doc[] =
+    "await_answer($self, sequence, deadline_s, interrupts, /)\n--\n\n"
+    "Waits for the answer to the record at `sequence` until deadline_s (CLOCK_MONOTONIC), without\n"
+    "the interpreter's lock: (status, kind, bytes). OK: the answer; TIMEOUT; PEER_DIED: "
+    "`interrupt_answer`\n"
+    "was called since `interrupts` was read; CLOSED; CORRUPT: shared memory holds what no honest "
+    "consumer\n"
+    "writes. One thread at a time. Signals are handled every 50 ms.";
+
+static bool is_open(const uc_producer_ring_t *self) { return self->lane->mapping.is_open; }
+
+static uc_status_t wait_slice(uc_producer_ring_t *self, uint64_t sequence, uint64_t spin_ns,
+                              uint64_t slice_ns, uc_answer_t *answer)
+{
+    uc_producer_t copy = self->ring;
+    uc_status_t status;
+    uc_mapping_use(&self->lane->mapping);
+    Py_BEGIN_ALLOW_THREADS status = uc_answer_wait(&copy, sequence, spin_ns, slice_ns, answer);
+    Py_END_ALLOW_THREADS uc_mapping_leave(&self->lane->mapping);
+    return status;
+}
+
+/* Waits in slices. A status, or -1 with the error that a signal handler raised. */
+static int await_answer(uc_producer_ring_t *self, uint64_t sequence, uint64_t deadline_ns,
+                        uint32_t interrupts, uc_answer_t *answer)
+{
+    uint64_t spin_ns = UC_ANSWER_SPIN_NS;
+    for (;;) {
+        if (!is_open(self))
+            return UC_CLOSED;
+        uint64_t now_ns = uc_monotonic_ns();
+        uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+        uint64_t slice_ns = left_ns < UC_ANSWER_WAIT_NS ? left_ns : UC_ANSWER_WAIT_NS;
+        if (self->answer_interrupts != interrupts)
+            slice_ns = 0; /* one look: the answer may have come before the death */
+        uc_status_t status = wait_slice(self, sequence, spin_ns, slice_ns, answer);
+        if (status == UC_OK || status == UC_CORRUPT)
+            return (int)status;
+        if (PyErr_CheckSignals() != 0)
+            return -1;
+        if (self->answer_interrupts != interrupts && slice_ns == 0)
+            return UC_PEER_DIED;
+        if (left_ns == 0)
+            return UC_TIMEOUT;
+        spin_ns = 0;
+    }
+}
+
+PyObject *uc_py_await_answer(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
+{
+    uc_producer_ring_t *self = (uc_producer_ring_t *)op;
+    if (nargs != 3) {
+        PyErr_SetString(PyExc_TypeError, "await_answer() takes (sequence, deadline_s, interrupts)");
+        return NULL;
+    }
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(args[0]);
+    double deadline_s = PyFloat_AsDouble(args[1]);
+    unsigned long interrupts = PyLong_AsUnsignedLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    uint64_t deadline_ns =
+        deadline_s > 1e9 ? UINT64_MAX : (uint64_t)(deadline_s > 0 ? deadline_s * 1e9 : 0);
+    uc_answer_t answer = {.kind = 0, .length = 0};
+    int status = await_answer(self, sequence, deadline_ns, (uint32_t)interrupts, &answer);
+    if (status < 0)
+        return NULL;
+    Py_ssize_t length = status == UC_OK ? (Py_ssize_t)answer.length : 0;
+    return Py_BuildValue("(iIy#)", status, status == UC_OK ? answer.kind : 0u,
+                         (const char *)answer.bytes, length);
+}
+
+PyObject *uc_py_interrupt_answer(PyObject *op, PyObject *ignored)
+{
+    (void)ignored;
+    uc_producer_ring_t *self = (uc_producer_ring_t *)op;
+    self->answer_interrupts++;
+    if (is_open(self))
+        uc_answer_interrupt(&self->ring);
+    Py_RETURN_NONE;
+}
+
+PyObject *uc_py_has_answer(PyObject *op, PyObject *argument)
+{
+    uc_producer_ring_t *self = (uc_producer_ring_t *)op;
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    uc_answer_t answer;
+    return PyBool_FromLong(is_open(self)
+                           && uc_answer_look(&self->ring, sequence, &answer) != UC_EMPTY);
+}
+
+const char uc_answer_doc[] =
+    "answer($self, sequence, kind, data, /)\n--\n\n"
+    "Answers the record at `sequence`, taken from this ring; False when `data` is longer than a "
+    "cell holds,\n"
+    "or the ring was detached. Wakes the producer where it waits.";
+
+PyObject *uc_py_answer(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
+{
+    uc_consumer_ring_t *self = (uc_consumer_ring_t *)op;
+    if (nargs != 3) {
+        PyErr_SetString(PyExc_TypeError, "answer() takes (sequence, kind, data)");
+        return NULL;
+    }
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(args[0]);
+    unsigned long kind = PyLong_AsUnsignedLong(args[1]);
+    char *bytes = NULL;
+    Py_ssize_t length = 0;
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[2], &bytes, &length) != 0)
+        return NULL;
+    if (!self->lane->mapping.is_open || length > (Py_ssize_t)UC_ANSWER_BYTES_MAX)
+        Py_RETURN_FALSE;
+    return PyBool_FromLong(
+        uc_answer_put(&self->ring, sequence, (uint32_t)kind, bytes, (uint32_t)length) == UC_OK);
+}
