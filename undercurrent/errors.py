@@ -16,6 +16,8 @@ __all__ = [
     "MissingDependencyError",
     "PositionSyntaxError",
     "ProbeDefinitionError",
+    "ProbeFileError",
+    "ProbeFileNotFoundError",
     "ProbeNotFoundError",
     "ProbeTransferError",
     "ProbedModelConfigError",
@@ -23,6 +25,7 @@ __all__ = [
     "ProbingKeyError",
     "ProbingRuntimeError",
     "ProbingSpecError",
+    "ProbingTimeoutError",
     "ProbingTypeError",
     "ProbingValueError",
     "RingCorruptError",
@@ -73,8 +76,20 @@ class ProbingKeyError(ProbingError, KeyError):
         return Exception.__str__(self)
 
 
+class ProbingTimeoutError(ProbingError, TimeoutError):
+    """A deadline that the caller set passed first; what was waited for may still happen."""
+
+
 class ProbeDefinitionError(ProbingTypeError):
     """A class or function cannot serve as a probe."""
+
+
+class ProbeFileError(ProbingValueError):
+    """A file cannot be used as a saved probe."""
+
+
+class ProbeFileNotFoundError(ProbeFileError, FileNotFoundError):
+    """The path of a saved probe leads nowhere."""
 
 
 class ProbingSpecError(ProbingError, ValueError):

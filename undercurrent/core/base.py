@@ -92,6 +92,11 @@ class Probe(ABC):
         probe.__init__(**probe_kwargs)  # type: ignore[misc]
         return probe
 
+    @classmethod
+    def of_kind(cls, kind: ProbeKind | str) -> type[Probe]:
+        """The class that serves points of `kind`; a probe that has one for each kind overrides this."""
+        return cls
+
     @property
     def request_id(self) -> str:
         """The request this instance was spawned for."""

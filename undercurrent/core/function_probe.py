@@ -16,7 +16,7 @@ from undercurrent.core.signals import ProbeAction, ProbeResult, ProbeSignal, Req
 from undercurrent.errors import ProbeDefinitionError, ProbingTypeError, ProbingValueError, one_of
 from undercurrent.spec import ActivationRecord, ProbeKind
 
-__all__ = ["FunctionProbe", "probe"]
+__all__ = ["FunctionProbe", "probe", "read_action", "read_threshold"]
 
 ProbeFunction = Callable[..., Any]
 
@@ -49,8 +49,8 @@ class FunctionProbe(Probe):
         if self.fn is None:
             raise ProbeDefinitionError(f"`{type(self).__name__}` has no function; make one with @probe")
         where = f"probe {self.probe_name!r}"
-        self._threshold = self.default_threshold if threshold is ... else _read_threshold(threshold, where)
-        self._action = self.default_action if action is ... else _read_action(action, where)
+        self._threshold = self.default_threshold if threshold is ... else read_threshold(threshold, where)
+        self._action = self.default_action if action is ... else read_action(action, where)
         _check_arguments(self.fn, fn_kwargs, where)
         self._fn_kwargs = fn_kwargs
         self._count = 0
@@ -152,8 +152,8 @@ def probe(
             f"@probe takes a non-empty name or none, got {name!r}; as in @probe('my_probe'), or @probe for the"
             " function's own name"
         )
-    default_threshold = _read_threshold(threshold, "@probe")
-    default_action = _read_action(action, "@probe")
+    default_threshold = read_threshold(threshold, "@probe")
+    default_action = read_action(action, "@probe")
 
     def decorate(fn: ProbeFunction) -> type[FunctionProbe]:
         _check_function(fn)
@@ -175,7 +175,8 @@ def probe(
     return decorate
 
 
-def _read_threshold(threshold: object, where: str) -> float | None:
+def read_threshold(threshold: object, where: str) -> float | None:
+    """A number that scores can be held against, or None."""
     if threshold is None:
         return None
     if isinstance(threshold, bool) or not isinstance(threshold, Real):
@@ -185,7 +186,8 @@ def _read_threshold(threshold: object, where: str) -> float | None:
     return float(threshold)
 
 
-def _read_action(action: object, where: str) -> ProbeAction:
+def read_action(action: object, where: str) -> ProbeAction:
+    """What a flag asks for: abort or flag."""
     if isinstance(action, str) and action in _ACTION_WORDS:
         return ProbeAction(action)
     raise ProbingValueError(f"{where}: `action` must be {one_of(_ACTION_WORDS)}, got {action!r}")

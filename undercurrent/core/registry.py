@@ -17,6 +17,7 @@ from undercurrent.errors import (
     ProbingTypeError,
     ProbingValueError,
 )
+from undercurrent.spec import ProbeKind
 
 __all__ = [
     "PLUGIN_GROUP",
@@ -48,6 +49,10 @@ class ProbeRegistry:
         self._factories: dict[str, ProbeFactory] = {}
         self._plugins: dict[str, importlib.metadata.EntryPoint] | None = None if load_entry_points else {}
         self._from_plugin: set[str] = set()
+        # By the class that serves another kind, the factory it was derived from and the derived one; guarded too.
+        self._derived: dict[type[Probe], tuple[ProbeFactory, ProbeFactory]] = {}
+        # Never changed after construction, but for the registry of this module.
+        self._offered: dict[str, importlib.metadata.EntryPoint] = {}
 
     def register(
         self,
@@ -85,8 +90,8 @@ class ProbeRegistry:
             self._factories.pop(name, None)
             self._from_plugin.discard(name)
 
-    def get(self, name: str) -> ProbeFactory:
-        """The factory registered under `name`.
+    def get(self, name: str, *, kind: ProbeKind | str | None = None) -> ProbeFactory:
+        """The factory registered under `name`; with `kind`, the one whose class serves points of it, if there is one.
 
         Raises:
             ProbeNotFoundError: nothing has that name; the error lists what is known and what is near.
@@ -101,7 +106,7 @@ class ProbeRegistry:
                 factory = self._factories.get(name)
         if factory is None:
             raise ProbeNotFoundError(name, self._known())
-        return factory
+        return factory if kind is None else self._of_kind(factory, kind)
 
     def list(self) -> builtins.list[str]:
         """All names in alphabetical order; imports every plugin, and leaves out those that cannot be used."""
@@ -144,6 +149,18 @@ class ProbeRegistry:
             self._from_plugin.discard(name)
         return factory
 
+    def _of_kind(self, factory: ProbeFactory, kind: ProbeKind | str) -> ProbeFactory:
+        probe_cls = factory.probe_cls.of_kind(kind)
+        if probe_cls is factory.probe_cls:
+            return factory
+        with self._lock:
+            # One object per factory and class: a router knows by it that nothing has changed between two requests.
+            known, derived = self._derived.get(probe_cls, (None, factory))
+            if known is not factory:
+                derived = ProbeFactory(probe_cls, factory.probe_kwargs)
+                self._derived[probe_cls] = (factory, derived)
+            return derived
+
     def _known(self) -> builtins.list[str]:
         plugins = self._find_plugins()
         with self._lock:
@@ -157,8 +174,15 @@ class ProbeRegistry:
         found = _search_plugins()
         with self._lock:
             if self._plugins is None:
-                self._plugins = found
+                # Behind what packages publish: a name that somebody used before it was ours stays theirs.
+                self._plugins = {**self._offered, **found}
             return self._plugins
+
+    def _offer(self, modules: dict[str, str]) -> None:
+        """Adds plugins that no package has to publish."""
+        self._offered = {
+            name: importlib.metadata.EntryPoint(name, value, PLUGIN_GROUP) for name, value in modules.items()
+        }
 
     def _load_plugin(self, name: str) -> None:
         entry_point = self._find_plugins().get(name)
@@ -220,6 +244,15 @@ def _search_plugins() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 default_registry = ProbeRegistry()
+# Our own probes are found as a plugin is: imported, with numpy, when a spec first names one.
+default_registry._offer(
+    {
+        "linear": "undercurrent.core.builtin:LinearProbe",
+        "mlp": "undercurrent.core.builtin:MLPProbe",
+        "mean_difference": "undercurrent.core.builtin:MeanDifferenceProbe",
+        "sae_feature": "undercurrent.core.builtin:SaeFeatureProbe",
+    }
+)
 
 
 def register_probe(

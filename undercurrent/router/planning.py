@@ -161,7 +161,7 @@ def _plan_async(
 
 def _resolve_factory(point: ExtractionPoint, registry: ProbeRegistry) -> ProbeFactory:
     try:
-        return registry.get(point.probe_type)
+        return registry.get(point.probe_type, kind=point.probe_kind)
     except ProbeNotFoundError as error:
         raise RouterError(f"extraction point {point.name!r}: {error}") from error
 
