@@ -22,6 +22,7 @@ from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import ChannelClosedError, ChannelCorruptError
 from undercurrent.workers.lane import Lane
+from undercurrent.workers.measures import Measures
 from undercurrent.workers.relay import Relay
 
 _logger = logging.getLogger("undercurrent.workers")
@@ -49,8 +50,15 @@ class PendingFlush:
 class Loop:
     """Owns the thread and its selector. The supervisor owns the lanes and says what a death means."""
 
-    def __init__(self, relay: Relay, on_finished: Callable[[Any], None], on_death: Callable[[Lane, int], None]) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        measures: Measures,
+        on_finished: Callable[[Any], None],
+        on_death: Callable[[Lane, int], None],
+    ) -> None:
         self._relay = relay
+        self._measures = measures
         self._on_finished = on_finished
         self._on_death = on_death
         self._selector = selectors.DefaultSelector()
@@ -273,6 +281,8 @@ class Loop:
             case m.Finished():
                 binding = lane.forget(frame.binding_id)
                 if binding is not None:
+                    point = binding.plan.point
+                    self._measures.add_point(point.name, point.probe_type, frame.measured)
                     binding.keep_answer(frame.result)
                     self._on_finished(binding)
                     self.retire(binding)
@@ -292,6 +302,10 @@ class Loop:
                     started.note_start(_start_error(frame))
             case m.Flushed():
                 self._end_flush(frame.token, is_answered=True)
+            case m.MeasuredPoint():
+                self._measures.add_point(frame.point, frame.probe, frame.words)
+            case m.MeasuredSink():
+                self._measures.add_sink(frame.sink, frame.words, frame.events)
             case m.Logged():
                 logging.getLogger(frame.logger).log(frame.level, "[%s] %s", lane.name, frame.message)
             case m.WorkerReady():

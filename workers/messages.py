@@ -120,6 +120,8 @@ class Finished(Frame, frozen=True, tag="finished"):
 
     binding_id: int
     result: bytes
+    measured: bytes = b""
+    """What the worker measured of the binding's point since it last said: `PointMeter.take`."""
 
 
 class Dropped(Frame, frozen=True, tag="dropped"):
@@ -134,6 +136,25 @@ class Flushed(Frame, frozen=True, tag="flushed"):
     token: int
 
 
+class MeasuredPoint(Frame, frozen=True, tag="measured"):
+    """Worker to engine, once a second at most: what it measured of a point since it last said."""
+
+    point: str
+    probe: str
+    words: bytes
+    """`PointMeter.take`."""
+
+
+class MeasuredSink(Frame, frozen=True, tag="measured_sink"):
+    """Worker to engine, once a second at most: what it measured of a sink since it last said."""
+
+    sink: str
+    words: bytes
+    """`SinkMeter.take`."""
+    events: dict[str, int]
+    """What the sink counted itself, such as lines it gave up."""
+
+
 class Logged(Frame, frozen=True, tag="log"):
     """Worker to engine: a log event, emitted again under the same logger in the engine's process."""
 
@@ -145,7 +166,18 @@ class Logged(Frame, frozen=True, tag="log"):
 ToWorker: TypeAlias = (
     LoadPoint | UnloadPoint | OpenBinding | ConfirmStart | EndBinding | DropBinding | SetSinks | FlushSinks | StopWorker
 )
-ToEngine: TypeAlias = WorkerReady | Started | StartFailed | Signalled | Finished | Dropped | Flushed | Logged
+ToEngine: TypeAlias = (
+    WorkerReady
+    | Started
+    | StartFailed
+    | Signalled
+    | Finished
+    | Dropped
+    | Flushed
+    | MeasuredPoint
+    | MeasuredSink
+    | Logged
+)
 
 _encoder = msgspec.msgpack.Encoder()
 worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

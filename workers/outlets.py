@@ -14,9 +14,11 @@ from typing import Any
 from undercurrent.core import ProbeResult, ProbeSignal
 from undercurrent.errors import ValuePathError
 from undercurrent.sinks import ResultRecord, SignalRecord
+from undercurrent.sinks.counting import SinkCounts
 from undercurrent.workers import messages as m
 from undercurrent.workers.channel import Channel, ChannelClosedError
 from undercurrent.workers.frames import encode_value
+from undercurrent.workers.meters import SinkMeter
 from undercurrent.workers.serving import ServedBinding
 
 _logger = logging.getLogger("undercurrent.workers")
@@ -34,6 +36,7 @@ class Outlets:
         self._is_engine_gone = is_engine_gone
         self._is_pickle_allowed = is_pickle_allowed
         self._sinks: list[Any] = []
+        self._meters: list[tuple[SinkMeter, SinkCounts]] = []  # of each sink
         self._is_relaying = False
         self._frames: list[m.Frame] = []
 
@@ -41,6 +44,7 @@ class Outlets:
         """Replaces the sinks; the old ones are flushed and closed first."""
         self._close_sinks()
         self._sinks = list(sinks)
+        self._meters = [(SinkMeter(), SinkCounts(sink)) for sink in self._sinks]
         self._is_relaying = is_relaying
         for sink in self._sinks:
             self._guarded(sink, "begin_batch")
@@ -53,7 +57,8 @@ class Outlets:
     def take_signal(self, binding: ServedBinding, header: Any, signal: ProbeSignal) -> None:
         """Hands one signal to every sink."""
         binding.signals += 1
-        for sink in self._sinks:
+        binding.meter.note_signal(signal)
+        for index, sink in enumerate(self._sinks):
             if hasattr(sink, "write_signal_record"):
                 record = SignalRecord(
                     binding.request_id,
@@ -64,9 +69,9 @@ class Outlets:
                     position=int(header["token_pos"]),
                     model=binding.model,
                 )
-                self._guarded(sink, "write_signal_record", record)
+                self._write(index, "write_signal_record", record)
             else:
-                self._guarded(sink, "write_signal", binding.request_id, binding.point.name, signal)
+                self._write(index, "write_signal", binding.request_id, binding.point.name, signal)
         if self._is_relaying:
             self._frames.append(
                 m.Signalled(
@@ -80,12 +85,12 @@ class Outlets:
 
     def take_result(self, binding: ServedBinding, result: ProbeResult) -> None:
         """Hands one result to the sinks written here; the engine's sink objects get it with `Finished`."""
-        for sink in self._sinks:
+        for index, sink in enumerate(self._sinks):
             if hasattr(sink, "write_result_record"):
                 record = ResultRecord(binding.request_id, binding.point.name, result, model=binding.model)
-                self._guarded(sink, "write_result_record", record)
+                self._write(index, "write_result_record", record)
             else:
-                self._guarded(sink, "write_result", binding.request_id, binding.point.name, result)
+                self._write(index, "write_result", binding.request_id, binding.point.name, result)
 
     def encode_result(self, binding: ServedBinding, result: ProbeResult) -> bytes:
         """Returns the result as bytes; one that cannot cross becomes a result that says so, with its coverage."""
@@ -113,9 +118,19 @@ class Outlets:
 
     def write_sinks(self) -> None:
         """Writes what the sinks hold back."""
-        for sink in self._sinks:
+        for sink, (meter, _) in zip(self._sinks, self._meters, strict=True):
+            started_ns = time.monotonic_ns()
             self._guarded(sink, "flush")
+            if meter.has_unwritten:
+                meter.note_write(time.monotonic_ns() - started_ns)
             self._guarded(sink, "begin_batch")
+
+    def report_measures(self) -> None:
+        """Tells the engine how the sinks here fare, with the next frames."""
+        for sink, (meter, counts) in zip(self._sinks, self._meters, strict=True):
+            events = counts.take()
+            if events or meter.is_dirty:
+                self._frames.append(m.MeasuredSink(type(sink).__name__, meter.take(), events))
 
     def push(self, timeout_s: float) -> None:
         """Waits up to `timeout_s` for the socket to take what is unsent."""
@@ -126,6 +141,7 @@ class Outlets:
         """Flushes and closes the sinks."""
         self.flush()
         self._close_sinks()
+        self._send_frames()
 
     def _send_frames(self) -> None:
         if not self._frames:
@@ -157,13 +173,21 @@ class Outlets:
         for sink in self._sinks:
             self._guarded(sink, "flush")
             self._guarded(sink, "close")
-        self._sinks = []
+        self.report_measures()
+        self._sinks, self._meters = [], []
 
-    def _guarded(self, sink: Any, method: str, *args: Any) -> None:
+    def _write(self, index: int, method: str, *args: Any) -> None:
+        is_written = self._guarded(self._sinks[index], method, *args)
+        self._meters[index][0].note_record(is_written=is_written)
+
+    def _guarded(self, sink: Any, method: str, *args: Any) -> bool:
+        """False when the sink raised."""
         call = getattr(sink, method, None)
         if call is None:
-            return
+            return True
         try:
             call(*args)
         except Exception:
             _logger.exception("sink %s: `%s` raised; the probe goes on", type(sink).__name__, method)
+            return False
+        return True

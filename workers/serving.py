@@ -6,6 +6,7 @@ Everything here runs on the worker's one thread.
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -24,11 +25,14 @@ from undercurrent.ipc.layout import HAND_COUNT
 from undercurrent.spec import ExtractionPoint, SampleBy
 from undercurrent.workers import frames
 from undercurrent.workers.batch import RingBatch, make_record
+from undercurrent.workers.meters import PointMeter
 from undercurrent.workers.plans import USER_ACTIVATIONS, USER_ERRORS, USER_LATENCY_NS, USER_SIGNALS
 
 _logger = logging.getLogger("undercurrent.workers")
 
 _REFUSALS = ("block_timeout", "no_memory", "unsupported", "too_large")
+_PUBLISHED_AT = frames.HEADER_DTYPE.fields["monotonic_ns"][1]
+_read_published = struct.Struct("<Q").unpack_from
 
 
 class ProbeMaker(Protocol):
@@ -59,8 +63,13 @@ class ServedBinding:
         reasons: tuple[str, ...],
         taker: SignalTaker,
         note_call: Callable[[int], None],
+        meter: PointMeter,
     ) -> None:
-        """`note_call(binding_id)` is called before each call of user code, for the watch over hung probes."""
+        """`note_call(binding_id)` is called before each call of user code, for the watch over hung probes.
+
+        `meter` belongs to the worker's thread and to all its bindings of the point.
+        """
+        self.meter = meter
         self.binding_id = binding_id
         self.request_id = request_id
         self.point = point
@@ -181,6 +190,7 @@ class ServedBinding:
         headers = np.frombuffer(raw, dtype=frames.HEADER_DTYPE)
         frames.load_libraries(raw)
         started_ns = time.perf_counter_ns()
+        self._note_wait(raw, len(batch))
         if self._is_batching:
             self._handle_many(batch, headers)
         else:
@@ -193,8 +203,14 @@ class ServedBinding:
         set_user(USER_LATENCY_NS, self.latency_ns)
         set_user(USER_SIGNALS, self.signals)
 
+    def _note_wait(self, headers: bytes, count: int) -> None:
+        """Measures how long one record of a batch waited, for all of them; another one in each batch."""
+        place = self.activations % count * frames.HEADER_DTYPE.itemsize + _PUBLISHED_AT
+        self.meter.note_wait(time.monotonic_ns() - _read_published(headers, place)[0], count)
+
     def _handle_one(self, batch: Batch, header: Any, index: int) -> None:
         assert self._probe is not None
+        started_ns = 0
         try:
             if self._is_in_place:
                 tensor = frames.rebuild_view(header, batch.view(index))
@@ -202,10 +218,14 @@ class ServedBinding:
                 tensor = frames.rebuild(header, batch.copy(index))
             record = make_record(header, tensor, self.request_id, self.point)
             self._note_call(self.binding_id)
+            started_ns = time.monotonic_ns()
             signal = self._probe.on_activation(record)
         except BaseException as error:
+            if started_ns:
+                self.meter.note_call(time.monotonic_ns() - started_ns)
             self._note_error(header, error)
             return
+        self.meter.note_call(time.monotonic_ns() - started_ns)
         if signal is not None:
             self._taker.take_signal(self, header, signal)
 
@@ -214,6 +234,7 @@ class ServedBinding:
         activations = RingBatch(
             batch, headers, self.request_id, self.point, in_place=self._is_in_place, first=self.ring.queue_depth
         )
+        started_ns = time.monotonic_ns()
         try:
             self._note_call(self.binding_id)
             signals = self._probe.on_activations(activations)
@@ -222,6 +243,7 @@ class ServedBinding:
             self._note_error(headers[0], error)
             return
         finally:
+            self.meter.note_call(time.monotonic_ns() - started_ns, len(batch))
             activations.detach()
         for header, signal in zip(headers, signals or (), strict=False):
             if signal is not None:

@@ -23,6 +23,7 @@ from undercurrent.workers.frames import encode_value
 from undercurrent.workers.health import PointHealth, restart_delay_s
 from undercurrent.workers.lane import Lane, Opening
 from undercurrent.workers.loop import Loop, PendingFlush
+from undercurrent.workers.measures import Measures
 from undercurrent.workers.packed_points import PackedPoints
 from undercurrent.workers.page_writer import PageWriter
 from undercurrent.workers.plans import BindingPlan, WorkerStatus
@@ -50,11 +51,14 @@ class Supervisor:
         memory_max_bytes: int | None = None,
         engine_cpus: Collection[int] | None = None,
         name: str = "router",
+        measures: Measures | None = None,
     ) -> None:
         """Starts nothing; the first `open_binding` or `prewarm` does.
 
-        `memory_max_bytes` bounds the rings of all lanes together, default a quarter of the machine's memory.
+        `memory_max_bytes` bounds the rings of all lanes together, default a quarter of the machine's memory. `measures`
+        gets what is counted here and outlives the supervisor.
         """
+        self.measures = measures or Measures()
         if worker_mode not in ("process", "thread"):
             raise ProbingValueError(f"`worker_mode` must be 'process' or 'thread', got {worker_mode!r}")
         self.worker_mode = worker_mode
@@ -72,7 +76,7 @@ class Supervisor:
         self._engine_cpus = None if engine_cpus is None else frozenset(engine_cpus)
         self._page = PageWriter()
         self._relay = Relay(lambda: self._loop.post(self._loop.resume_sockets))
-        self._loop = Loop(self._relay, self._note_finished, self._note_death)
+        self._loop = Loop(self._relay, self.measures, self._note_finished, self._note_death)
         self._spawner: ProcessSpawner | ThreadSpawner | None = None
         self._is_closing = False
 
@@ -318,6 +322,7 @@ class Supervisor:
     def _note_not_spawned(self, lane: Lane, reason: str) -> None:
         # No binding has lost anything by it: the next attempt finds rings and frames as they are.
         _logger.error("worker %s could not be started: %s", lane.name, reason)
+        self.measures.count_restart(lane.name, "not_started")
         lane.note_failed_start()
         self._restart_later(lane)
 
@@ -336,6 +341,7 @@ class Supervisor:
             return
         hung, lane.hung_binding_id = lane.hung_binding_id, 0
         culprit = hung or generation
+        self.measures.count_restart(lane.name, "hang" if hung else "died")
         self._log_death(lane)
         over = lane.recover(
             culprit=culprit,
@@ -343,6 +349,8 @@ class Supervisor:
             neighbour_reason="neighbour" if hung else "worker_died",
         )
         blamed = lane.bindings.get(culprit) or next((b for b in over if b.binding_id == culprit), None)
+        if hung and blamed is not None:
+            self.measures.count_probe_timeout(blamed.plan.point.name, blamed.plan.point.probe_type, "async")
         keys = {blamed.worker_key} if blamed is not None else {b.worker_key for b in lane.bindings.values()}
         self._suspend_often_dying(lane, keys, over)
         self._close_unserved(over)
@@ -365,8 +373,11 @@ class Supervisor:
             if not is_suspended:
                 continue
             victims = [b for b in list(lane.bindings.values()) if b.worker_key == key]
-            names = {b.plan.point.name for b in [*victims, *over] if b.worker_key == key}
-            _logger.error("point %s is suspended: its workers die too often", ", ".join(sorted(names)) or "?")
+            points = {(b.plan.point.name, b.plan.point.probe_type) for b in [*victims, *over] if b.worker_key == key}
+            for point in points:
+                self.measures.count_suspension(*point)
+            names = sorted(name for name, _ in points)
+            _logger.error("point %s is suspended: its workers die too often", ", ".join(names) or "?")
             for victim in victims:
                 lane.forget(victim.binding_id)
             over.extend(victims)

@@ -20,6 +20,7 @@ from undercurrent.spec import ExtractionPoint
 from undercurrent.workers import messages as m
 from undercurrent.workers.channel import Channel, ChannelClosedError
 from undercurrent.workers.frames import decode_value
+from undercurrent.workers.meters import PointMeter
 from undercurrent.workers.outlets import Outlets
 from undercurrent.workers.serving import ProbeMaker, ServedBinding
 from undercurrent.workers.transfer import unpack_bare_point, unpack_point
@@ -57,6 +58,7 @@ class Worker:
             self._engine_poll.register(engine_pidfd, select.POLLIN)
         self._shared_definitions = definitions
         self._definitions: dict[int, tuple[ProbeMaker, ExtractionPoint]] = {}
+        self._meters: dict[int, PointMeter] = {}  # by point id
         self._is_pickle_allowed = is_pickle_allowed
         self._bindings: dict[int, ServedBinding] = {}
         self._by_ring: dict[int, ServedBinding] = {}
@@ -79,6 +81,7 @@ class Worker:
                 now = time.monotonic()
                 if now - last_look >= PARK_S:
                     last_look = now
+                    self._report_measures()
                     if self._is_engine_gone():
                         break
         except ChannelClosedError:
@@ -107,7 +110,9 @@ class Worker:
             case m.LoadPoint():
                 self._load(frame)
             case m.UnloadPoint():
+                self._report_point(frame.point_id)
                 self._definitions.pop(frame.point_id, None)
+                self._meters.pop(frame.point_id, None)
             case m.DropBinding():
                 self._drop(frame.binding_id)
             case m.ConfirmStart():
@@ -150,6 +155,7 @@ class Worker:
             reasons=frame.reasons,
             taker=self.outlets,
             note_call=self._lane.set_activity,
+            meter=self._meters.setdefault(frame.point_id, PointMeter()),
         )
         self._bindings[frame.binding_id] = binding
         self._by_ring[frame.ring_index] = binding
@@ -190,6 +196,7 @@ class Worker:
                     self._lane.mark_ready(binding.ring.ring_index)
                     break
         self.outlets.flush()
+        self._report_measures()
         self.outlets.send(m.Flushed(token))
 
     # ---- rings -------------------------------------------------------------------------------------------------
@@ -227,13 +234,28 @@ class Worker:
         self.outlets.take_result(binding, result)
         self._forget(binding)
         self.outlets.write_sinks()
-        self.outlets.queue(m.Finished(binding.binding_id, self.outlets.encode_result(binding, result)))
+        encoded = self.outlets.encode_result(binding, result)
+        self.outlets.queue(m.Finished(binding.binding_id, encoded, binding.meter.take()))
 
     def _forget(self, binding: ServedBinding) -> None:
         self._bindings.pop(binding.binding_id, None)
         if self._by_ring.get(binding.ring.ring_index) is binding:
             del self._by_ring[binding.ring.ring_index]
         binding.ring.detach()
+
+    # ---- measures ----------------------------------------------------------------------------------------------
+
+    def _report_measures(self) -> None:
+        """Tells the engine what was measured since it was last told."""
+        for point_id in self._meters:
+            self._report_point(point_id)
+        self.outlets.report_measures()
+
+    def _report_point(self, point_id: int) -> None:
+        meter = self._meters.get(point_id)
+        if meter is not None and meter.is_dirty:
+            point = self._definitions[point_id][1]
+            self.outlets.queue(m.MeasuredPoint(point.name, point.probe_type, meter.take()))
 
     # ---- the end -----------------------------------------------------------------------------------------------
 
@@ -258,6 +280,7 @@ class Worker:
     def _close(self) -> None:
         for binding in list(self._bindings.values()):
             self._forget(binding)
+        self._report_measures()
         self.outlets.close()
         self._lane.close()
         self._channel.close()
