@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 
@@ -14,7 +15,7 @@ RESTART_BACKOFF_S_MAX = 5.0
 
 
 class PointHealth:
-    """Deaths of the workers of one (probe class, arguments, point name). Guarded by the supervisor's lock."""
+    """Deaths of the workers of one (probe class, arguments, point name). Guarded by the lock of `PointHealths`."""
 
     def __init__(self) -> None:
         self._deaths: deque[float] = deque(maxlen=DEATHS_TO_SUSPEND)
@@ -49,6 +50,34 @@ class PointHealth:
         self._suspended_until = 0.0
         self.is_half_open = True
         return False
+
+
+class PointHealths:
+    """The health of every key whose worker has died. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_key: dict[bytes, PointHealth] = {}  # guarded by _lock
+
+    def note_death(self, worker_key: bytes, now: float) -> bool:
+        """Counts a death; True when it suspends the key."""
+        with self._lock:
+            return self._by_key.setdefault(worker_key, PointHealth()).note_death(now)
+
+    def note_result(self, worker_key: bytes) -> None:
+        """A binding of the key came to its end."""
+        if self._by_key:
+            with self._lock:
+                if worker_key in self._by_key:
+                    self._by_key[worker_key].note_result()
+
+    def is_suspended(self, worker_key: bytes) -> bool:
+        """Whether new bindings of the key are refused service now; see `PointHealth.is_suspended`."""
+        if not self._by_key:
+            return False
+        with self._lock:
+            health = self._by_key.get(worker_key)
+            return health is not None and health.is_suspended()
 
 
 def restart_delay_s(deaths: deque[float], now: float) -> float:

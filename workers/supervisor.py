@@ -20,7 +20,7 @@ from undercurrent.ipc import MemoryBudget
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.frames import encode_value
-from undercurrent.workers.health import PointHealth, restart_delay_s
+from undercurrent.workers.health import PointHealths, restart_delay_s
 from undercurrent.workers.lane import Lane, Opening
 from undercurrent.workers.loop import Loop, PendingFlush
 from undercurrent.workers.measures import Measures
@@ -70,7 +70,7 @@ class Supervisor:
         self._lanes: list[Lane] = []
         self._lane_by_key: dict[tuple[bytes, int], Lane] = {}
         self._points = PackedPoints(is_thread=worker_mode == "thread")
-        self._health: dict[bytes, PointHealth] = {}
+        self._healths = PointHealths()
         self._numbers = itertools.count(1)
         self._sinks = m.SetSinks(b"", False)
         self._engine_cpus = None if engine_cpus is None else frozenset(engine_cpus)
@@ -128,7 +128,7 @@ class Supervisor:
             context = contexts.get(id(plan.context))
             if context is None:
                 context = contexts[id(plan.context)] = encode_value(plan.context, pickle_allowed=True)
-            is_served = not self._is_suspended(point.worker_key)
+            is_served = not self._healths.is_suspended(point.worker_key)
             self._loop.expect_calls_of(plan.probe_timeout_s)
             opening = Opening(next(self._numbers), plan, point, point_id, context, is_served)
             by_lane.setdefault(self._lane_for(plan, point), []).append(opening)
@@ -143,13 +143,6 @@ class Supervisor:
         unserved = [o.plan for openings in by_lane.values() for o in openings if not o.is_served]
         self._close_unserved([opened[id(plan)] for plan in unserved], "worker_died")
         return [opened[id(plan)] for plan in plans]
-
-    def _is_suspended(self, worker_key: bytes) -> bool:
-        if not self._health:
-            return False
-        with self._lock:
-            health = self._health.get(worker_key)
-            return health is not None and health.is_suspended()
 
     def begin_step(self) -> None:
         """From here to `end_step` records wake no worker."""
@@ -327,10 +320,7 @@ class Supervisor:
         self._restart_later(lane)
 
     def _note_finished(self, binding: AsyncBinding) -> None:
-        health = self._health.get(binding.worker_key)
-        if health is not None:
-            with self._lock:
-                health.note_result()
+        self._healths.note_result(binding.worker_key)
         if self._relay.is_active:
             self._relay.put_result(binding)
         else:
@@ -368,9 +358,7 @@ class Supervisor:
     def _suspend_often_dying(self, lane: Lane, keys: set[bytes], over: list[AsyncBinding]) -> None:
         now = time.monotonic()
         for key in keys:
-            with self._lock:
-                is_suspended = self._health.setdefault(key, PointHealth()).note_death(now)
-            if not is_suspended:
+            if not self._healths.note_death(key, now):
                 continue
             victims = [b for b in list(lane.bindings.values()) if b.worker_key == key]
             points = {(b.plan.point.name, b.plan.point.probe_type) for b in [*victims, *over] if b.worker_key == key}
