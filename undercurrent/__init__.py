@@ -49,6 +49,7 @@ __all__ = [
     "TensorType",
     "TimeoutAction",
     "UndercurrentError",
+    "WebhookLogSink",
     "__version__",
     "chain",
     "drop_keys",
@@ -86,7 +87,7 @@ _ROOMS = {
         "RequestHandle",
         "Router",
     ),
-    "undercurrent.sinks": ("FileLogSink", "LogSink", "chain", "drop_keys", "redact_keys"),
+    "undercurrent.sinks": ("FileLogSink", "LogSink", "WebhookLogSink", "chain", "drop_keys", "redact_keys"),
     "undercurrent.spec": (
         "ActivationRecord",
         "ExecutionMode",

@@ -18,7 +18,7 @@ from undercurrent.errors import (
     UndercurrentError,
 )
 from undercurrent.router import InMemoryMetricsRegistry, MetricsSink, MetricsSnapshot, RequestHandle, Router
-from undercurrent.sinks import FileLogSink, LogSink, chain, drop_keys, redact_keys
+from undercurrent.sinks import FileLogSink, LogSink, WebhookLogSink, chain, drop_keys, redact_keys
 from undercurrent.spec import (
     ActivationRecord,
     ExecutionMode,
@@ -67,6 +67,7 @@ __all__ = [
     "TensorType",
     "TimeoutAction",
     "UndercurrentError",
+    "WebhookLogSink",
     "__version__",
     "chain",
     "drop_keys",

@@ -289,7 +289,7 @@ class Loop:
             case m.Signalled():
                 signalled = lane.bindings.get(frame.binding_id)
                 if signalled is not None and self._relay.is_active:
-                    self._relay.put_signal(signalled, frame.signal)
+                    self._relay.put_signal(signalled, frame)
             case m.Dropped():
                 dropped = lane.forget(frame.binding_id)
                 if dropped is not None:

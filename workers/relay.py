@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from undercurrent.core import ProbeSignal
+from undercurrent.sinks import ResultRecord, SignalRecord
+from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.frames import decode_value
 
@@ -55,9 +57,9 @@ class Relay:
             self._thread = threading.Thread(target=self._run, name="undercurrent-relay", daemon=True)
             self._thread.start()
 
-    def put_signal(self, binding: AsyncBinding, data: bytes) -> None:
+    def put_signal(self, binding: AsyncBinding, signalled: m.Signalled) -> None:
         """Queues one signal."""
-        self._queue.put(lambda: self._write_signal(binding, data))
+        self._queue.put(lambda: self._write_signal(binding, signalled))
 
     def put_result(self, binding: AsyncBinding) -> None:
         """Queues the result of a finished binding; `wait_result` returns after the sinks had it."""
@@ -84,29 +86,44 @@ class Relay:
                 self._was_congested = False
                 self._on_relieved()
 
-    def _write_signal(self, binding: AsyncBinding, data: bytes) -> None:
+    def _write_signal(self, binding: AsyncBinding, signalled: m.Signalled) -> None:
         try:
-            signal: ProbeSignal = decode_value(data, pickle_allowed=True)
+            signal: ProbeSignal = decode_value(signalled.signal, pickle_allowed=True)
         except Exception:
             _logger.exception("a signal of point %r could not be read", binding.plan.point.name)
             return
+        request_id, name = binding.plan.request_id, binding.plan.point.name
         for sink in self._sinks:
-            self._guarded(sink.write_signal, binding, signal)
+            if hasattr(sink, "write_signal_record"):
+                known = (signalled.sequence, signalled.layer, signalled.token_pos, _model_of(binding))
+                self._guarded(sink.write_signal_record, binding, SignalRecord(request_id, name, signal, *known))
+            else:
+                self._guarded(sink.write_signal, binding, request_id, name, signal)
 
     def _write_result(self, binding: AsyncBinding) -> None:
+        request_id, name = binding.plan.request_id, binding.plan.point.name
         try:
-            if not binding.is_abandoned:
-                for sink in self._sinks:
-                    self._guarded(sink.write_result, binding, binding.result())
+            for sink in () if binding.is_abandoned else self._sinks:
+                if hasattr(sink, "write_result_record"):
+                    record = ResultRecord(request_id, name, binding.result(), _model_of(binding))
+                    self._guarded(sink.write_result_record, binding, record)
+                else:
+                    self._guarded(sink.write_result, binding, request_id, name, binding.result())
         finally:
             binding.complete()
 
-    def _guarded(self, write: Callable[..., object], binding: AsyncBinding, what: object) -> None:
+    def _guarded(self, write: Callable[..., object], binding: AsyncBinding, *what: object) -> None:
         try:
-            write(binding.plan.request_id, binding.plan.point.name, what)
+            write(*what)
         except Exception:
             _logger.exception(
                 "sink raised in `%s` for point %r; the probe goes on",
                 getattr(write, "__name__", "write"),
                 binding.plan.point.name,
             )
+
+
+def _model_of(binding: AsyncBinding) -> str | None:
+    metadata = binding.plan.context.prompt_metadata
+    model = metadata.get("model") if metadata else None
+    return model if isinstance(model, str) else None

@@ -57,7 +57,7 @@ RULES = {
     ),
     "the environment is read at the edges": Rule(
         ("os.environ", "os.environ.*", "os.environb*", "os.getenv*"),
-        ("undercurrent.cli*", "undercurrent.workers*", "undercurrent.sinks*"),
+        ("undercurrent.cli*", "undercurrent.workers*", "undercurrent.sinks.state_folder"),
     ),
     "predict knows errors only": errors_only("undercurrent.predict"),
     "runtime knows errors only": errors_only("undercurrent.runtime"),
@@ -117,6 +117,7 @@ PLANTS = [
     ("only ipc.ring and ipc.doorbell touch the extension", "undercurrent.router", "from undercurrent.ipc import _ring"),
     ("only cli reads argv", "undercurrent.workers.loop", "from sys import argv"),
     ("the environment is read at the edges", "undercurrent.core", "import os\nos.environ.get('X')"),
+    ("the environment is read at the edges", "undercurrent.sinks.webhook_sink", "import os\nos.getenv('X')"),
     ("predict knows errors only", "undercurrent.predict", "from undercurrent.core import Probe"),
     ("runtime knows errors only", "undercurrent.runtime.archive", "import undercurrent.predict"),
 ]

@@ -43,10 +43,10 @@ class LogSink(ABC):
         """Takes the final result of an async probe."""
 
     def flush(self) -> None:  # noqa: B027 - a sink that holds nothing back has nothing to do
-        """Returns when what was written before the call is where it belongs."""
+        """Writes what a batch of the calling thread holds back. Waits for nobody outside of this machine."""
 
     def close(self) -> None:  # noqa: B027 - as above
-        """Flushes and gives back what the sink holds. Idempotent."""
+        """Brings what was written to where it belongs and gives back what the sink holds. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
