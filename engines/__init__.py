@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from undercurrent.engines.base import (
+    BatchEngine,
     CaptureAuditError,
     EngineAdapter,
     EngineCapabilities,
@@ -26,11 +27,13 @@ from undercurrent.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from undercurrent.engines.hf import HFEngine
+    from undercurrent.engines.hf_inspection import ModelFacts, describe_loaded_model, describe_model
     from undercurrent.engines.hf_stream import StreamPiece, TokenStream
     from undercurrent.engines.tiny import build_tiny_model
 
 __all__ = [
     "BatchCapture",
+    "BatchEngine",
     "CaptureAuditError",
     "CapturedRows",
     "EngineAdapter",
@@ -39,19 +42,25 @@ __all__ = [
     "FinishReason",
     "Generation",
     "HFEngine",
+    "ModelFacts",
     "SequenceShape",
     "StreamPiece",
     "SyntheticEngine",
     "TokenStream",
     "build_tiny_model",
+    "describe_loaded_model",
+    "describe_model",
     "find_packaged_model",
 ]
 
 _NEEDS_TORCH = {
     "HFEngine": "undercurrent.engines.hf",
+    "ModelFacts": "undercurrent.engines.hf_inspection",
     "StreamPiece": "undercurrent.engines.hf_stream",
     "TokenStream": "undercurrent.engines.hf_stream",
     "build_tiny_model": "undercurrent.engines.tiny",
+    "describe_loaded_model": "undercurrent.engines.hf_inspection",
+    "describe_model": "undercurrent.engines.hf_inspection",
 }
 
 

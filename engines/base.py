@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -17,14 +17,23 @@ from undercurrent.router import RowEntry
 from undercurrent.spec import ExtractionPoint, TensorType
 
 __all__ = [
+    "BatchEngine",
     "CaptureAuditError",
     "EngineAdapter",
     "EngineCapabilities",
     "EngineLimitationError",
     "FinishReason",
     "Generation",
+    "Prompt",
     "RowRouter",
+    "TextListener",
 ]
+
+Prompt = str | Sequence[int]
+"""A text, or the token ids of one, used as they are."""
+
+TextListener = Callable[[str, str, tuple[int, ...]], None]
+"""Called with (request_id, text piece, token ids) for each step, on the generating thread."""
 
 _LISTED_LAYERS_MAX = 5
 
@@ -149,13 +158,14 @@ class EngineAdapter(ABC):
     """
 
     @property
-    @abstractmethod
     def capabilities(self) -> EngineCapabilities:
-        """What the loaded model gives.
+        """What the loaded model gives; an adapter written for 0.1.0 does not say.
 
         Raises:
+            EngineLimitationError: this engine does not say.
             ProbingRuntimeError: no model is loaded.
         """
+        raise EngineLimitationError(f"{type(self).__name__} does not say what its model gives; define `capabilities`")
 
     @abstractmethod
     def load_model(self, name: Any, **options: Any) -> None:
@@ -177,6 +187,54 @@ class EngineAdapter(ABC):
     @abstractmethod
     def unregister_extraction(self, request_id: str) -> None:
         """Forgets a request; unknown ids are no error, so that it can stand in a `finally`."""
+
+
+class BatchEngine(EngineAdapter):
+    """An engine that generates for several requests in one batch, says what comes as it comes, and can be cancelled."""
+
+    reads_transformers_arguments: ClassVar[bool] = False
+    """Whether generation arguments are those of transformers' `generate`."""
+
+    @property
+    @abstractmethod
+    def model_name(self) -> str:
+        """What probes are told the model is called."""
+
+    @abstractmethod
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt.
+
+        Raises:
+            EngineLimitationError: there are none, or a text cannot be read.
+        """
+
+    @abstractmethod
+    def cancel(self, request_id: str) -> bool:
+        """Ends a running request after its current step, from any thread; False where it does not run."""
+
+    @abstractmethod
+    def generate_batch(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Prompt],
+        generation_kwargs: Mapping[str, Any],
+        router: RowRouter,
+        *,
+        on_text: TextListener | None = None,
+        opens_requests: bool = True,
+        ends_requests: bool = True,
+    ) -> list[Generation]:
+        """Generates for several registered requests in one batch; answers are in order.
+
+        With `opens_requests` it registers them at the router, and ends them if the call fails; without, the caller has
+        registered them. With `ends_requests` it ends them, and each answer holds its results; without, the caller has
+        the text at once and calls `router.end_request` when it wants the verdicts. A request whose inline probe aborts
+        or raises stops; the others go on.
+
+        Raises:
+            EngineLimitationError: something that this engine cannot do.
+            ProbingRuntimeError: an unregistered id, or no model.
+        """
 
 
 class RegisteredPoints:

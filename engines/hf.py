@@ -10,20 +10,22 @@ from typing import Any, TypeVar
 import torch
 
 from undercurrent.engines.base import (
-    EngineAdapter,
+    BatchEngine,
     EngineCapabilities,
     EngineLimitationError,
     Generation,
+    Prompt,
     RegisteredPoints,
     RowRouter,
+    TextListener,
 )
 from undercurrent.engines.capture import SequenceShape, TensorKey
-from undercurrent.engines.hf_call import GenerationCall
+from undercurrent.engines.hf_call import GenerationCall, seeded
 from undercurrent.engines.hf_loading import load_by_name, without_progress_bars
 from undercurrent.engines.hf_modules import ModelModules, find_modules
 from undercurrent.engines.hf_reading import FloatArray, read_texts
-from undercurrent.engines.hf_session import GenerationSession, TokenListener
-from undercurrent.engines.hf_stream import TextListener, TokenStream
+from undercurrent.engines.hf_session import GenerationSession
+from undercurrent.engines.hf_stream import TokenStream
 from undercurrent.engines.hf_tap import ModelTap
 from undercurrent.engines.hf_text import TextPieces
 from undercurrent.engines.routing import opened_requests, with_results
@@ -34,11 +36,8 @@ __all__ = ["HFEngine"]
 
 _Part = TypeVar("_Part")
 
-Prompt = str | Sequence[int]
-"""A text, or the token ids of one, used as they are."""
 
-
-class HFEngine(EngineAdapter):
+class HFEngine(BatchEngine):
     """Reads any decoder-only causal language model of transformers.
 
     Several threads may generate at once, each call with a batch of its own. A record's tensor is a CPU copy in the
@@ -47,6 +46,8 @@ class HFEngine(EngineAdapter):
     (layer number = number of layers) is what goes into the language model head. The last token of a generation has no
     record: it is never fed back.
     """
+
+    reads_transformers_arguments = True
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -102,6 +103,11 @@ class HFEngine(EngineAdapter):
     def num_layers(self) -> int:
         """Decoder layers of the loaded model."""
         return len(self._loaded(self._modules).layers)
+
+    @property
+    def model_name(self) -> str:
+        """The model's name as its configuration has it; of a folder the last part."""
+        return self._name
 
     @property
     def model(self) -> Any:
@@ -164,13 +170,13 @@ class HFEngine(EngineAdapter):
         router: RowRouter,
         *,
         on_text: TextListener | None = None,
+        opens_requests: bool = True,
         ends_requests: bool = True,
     ) -> list[Generation]:
-        """Generates for several registered requests in one batch, padded on the left; answers are in order.
+        """Generates for several registered requests in one batch, padded on the left; see `BatchEngine`.
 
-        Registers the requests at the router. With `ends_requests` it ends them too, and each answer holds its results;
-        without, the caller has the text at once and calls `router.end_request` when it wants the verdicts. A request
-        whose inline probe aborts or raises stops; the others go on.
+        `generation_kwargs` are those of transformers' `generate`, and `seed`: what is drawn then depends on it and the
+        batch alone, and the caller's generators do not move.
 
         Raises:
             EngineLimitationError: a way of generating under which positions would be wrong, or an empty prompt.
@@ -181,7 +187,10 @@ class HFEngine(EngineAdapter):
         if not prompts:
             return []
         tap = self._loaded(self._tap)
-        token_ids = [self._encode(prompt) for prompt in prompts]
+        arguments = dict(generation_kwargs)
+        seed = arguments.pop("seed", None)
+        listener = None if on_text is None else _TextTeller(request_ids, self._tokenizer, on_text)
+        token_ids = [self.encode(prompt) for prompt in prompts]
         columns = max(map(len, token_ids))
         call = GenerationCall(
             self._model,
@@ -191,15 +200,20 @@ class HFEngine(EngineAdapter):
                 for request_id, ids in zip(request_ids, token_ids, strict=True)
             ],
             token_ids=token_ids,
-            generation_kwargs=generation_kwargs,
+            generation_kwargs=arguments,
             router=router,
             token_id_of=self._token_id_of,
-            on_tokens=self._token_listener(request_ids, on_text),
+            on_tokens=listener,
+        )
+        opened = (
+            opened_requests(router, call.sequences, prompts, model_name=self._name) if opens_requests else nullcontext()
         )
         try:
-            with opened_requests(router, call.sequences, prompts, model_name=self._name):
+            with opened, seeded(seed, self._model.device):
                 self._running.update({rid: (call.session, index) for index, rid in enumerate(request_ids)})
                 generations = call.run(tap)
+                if listener is not None:
+                    listener.finish()
         finally:
             for request_id in request_ids:
                 if self._running.get(request_id, (None, 0))[0] is call.session:
@@ -214,10 +228,11 @@ class HFEngine(EngineAdapter):
         For training a probe on what it will see: the values are those that a record of the same position holds, up to
         the rounding of another batch shape.
         """
-        token_ids = [self._encode(text) for text in texts]
+        token_ids = [self.encode(text) for text in texts]
         return read_texts(self._model, self._loaded(self._modules), token_ids, keys, batch_size=batch_size)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The tokens of a text as the tokenizer gives them, or token ids as they are; see `BatchEngine.encode`."""
         if not isinstance(prompt, str):
             token_ids = [int(token) for token in prompt]
         elif self._tokenizer is None:
@@ -238,18 +253,27 @@ class HFEngine(EngineAdapter):
             return None if token_id is None else int(token_id)
         return int(token_ids[0])
 
-    def _token_listener(self, request_ids: Sequence[str], on_text: TextListener | None) -> TokenListener | None:
-        if on_text is None:
-            return None
-        pieces = [TextPieces(self._tokenizer) for _ in request_ids]
-
-        def on_tokens(sequence: int, token_ids: list[int]) -> None:
-            on_text(request_ids[sequence], pieces[sequence].push(token_ids), tuple(token_ids))
-
-        return on_tokens
-
     @staticmethod
     def _loaded(part: _Part | None) -> _Part:
         if part is None:
             raise ProbingRuntimeError("no model is loaded; call `load_model` first")
         return part
+
+
+class _TextTeller:
+    """Tells a listener the text of each request of a batch as it comes."""
+
+    def __init__(self, request_ids: Sequence[str], tokenizer: Any, on_text: TextListener) -> None:
+        self._request_ids = request_ids
+        self._on_text = on_text
+        self._pieces = [TextPieces(tokenizer) for _ in request_ids]
+
+    def __call__(self, sequence: int, token_ids: list[int]) -> None:
+        self._on_text(self._request_ids[sequence], self._pieces[sequence].push(token_ids), tuple(token_ids))
+
+    def finish(self) -> None:
+        """Tells what is left of texts that end within a character."""
+        for request_id, pieces in zip(self._request_ids, self._pieces, strict=True):
+            rest = pieces.finish()
+            if rest:
+                self._on_text(request_id, rest, ())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from undercurrent.engines.hf_session import GenerationSession, TokenListener
 from undercurrent.engines.hf_tap import ModelTap
 from undercurrent.engines.routing import BatchRouting
 
-__all__ = ["GenerationCall"]
+__all__ = ["GenerationCall", "seeded"]
 
 
 class GenerationCall:
@@ -166,3 +167,18 @@ def _ask(criterion: Callable[[Tensor, Any], Any], tokens: Tensor) -> Tensor:
     if isinstance(answer, Tensor):
         return answer.expand(tokens.shape[0]) if answer.ndim <= 1 else answer
     return torch.full((tokens.shape[0],), bool(answer), device=tokens.device)
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Draws from `seed` on within the block and leaves torch's generators as they were; None changes nothing.
+
+    The generators are those of the process: calls that draw on other threads meanwhile disturb one another.
+    """
+    if seed is None:
+        yield
+        return
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
+        torch.manual_seed(seed)
+        yield

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["load_by_name", "without_progress_bars"]
+__all__ = ["load_by_name", "read_layer_count", "without_progress_bars"]
+
+_CONFIG_OPTIONS = ("cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
 
 
 def load_by_name(name: Any, tokenizer: Any, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -21,6 +23,18 @@ def load_by_name(name: Any, tokenizer: Any, options: dict[str, Any]) -> tuple[An
     model: Any = AutoModelForCausalLM.from_pretrained(name, **options)
     model.eval()
     return model, AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
+
+
+def read_layer_count(name: str, options: Mapping[str, Any]) -> int | None:
+    """Decoder layers by the model's configuration, without its weights; None where that cannot be read or is silent."""
+    known = {key: value for key, value in options.items() if key in _CONFIG_OPTIONS}
+    try:
+        config: Any = AutoConfig.from_pretrained(name, **known)
+    except (OSError, ValueError):
+        # Whatever is wrong, loading the model says it better.
+        return None
+    count = getattr(config.get_text_config(), "num_hidden_layers", None)
+    return count if isinstance(count, int) else None
 
 
 @contextmanager

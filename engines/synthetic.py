@@ -5,22 +5,25 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from undercurrent.engines.base import (
-    EngineAdapter,
+    BatchEngine,
     EngineCapabilities,
     EngineLimitationError,
     FinishReason,
     Generation,
     IndexArray,
+    Prompt,
     RegisteredPoints,
     RowRouter,
+    TextListener,
 )
 from undercurrent.engines.capture import BatchCapture, CapturedRows, SequenceShape, TensorKey
-from undercurrent.engines.routing import BatchRouting, opened_requests, with_results
+from undercurrent.engines.routing import BatchRouting, RequestOutcome, opened_requests, with_results
 from undercurrent.errors import ProbingTypeError, ProbingValueError
 from undercurrent.spec import ExtractionPoint, TensorType
 
@@ -34,7 +37,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class SyntheticEngine(EngineAdapter):
+class SyntheticEngine(BatchEngine):
     """Generates letters and activations that depend on nothing but request id, layer, tensor type and position.
 
     A step costs `step_busy_s` of work on the calling thread (Python code that holds the GIL, as a host-bound decode
@@ -70,6 +73,12 @@ class SyntheticEngine(EngineAdapter):
         self._seed = seed
         self._tables: dict[TensorKey, Array] = {}
         self._points = RegisteredPoints()
+        self._cancelled: dict[str, bool] = {}  # by running request; single dictionary operations only
+
+    @property
+    def model_name(self) -> str:
+        """`synthetic`."""
+        return "synthetic"
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -89,9 +98,20 @@ class SyntheticEngine(EngineAdapter):
         """Forgets a request."""
         self._points.remove(request_id)
 
-    def generate(
-        self, request_id: str, prompt: str | Sequence[int], generation_kwargs: Mapping[str, Any], router: RowRouter
-    ) -> str:
+    def encode(self, prompt: Prompt) -> list[int]:
+        """One token per letter; see `BatchEngine.encode`."""
+        if not len(prompt):
+            raise EngineLimitationError("a prompt has no tokens; give it at least one letter")
+        return [ord(token) if isinstance(token, str) else int(token) for token in prompt]
+
+    def cancel(self, request_id: str) -> bool:
+        """Ends a running request after its current step, from any thread; False where it does not run."""
+        is_running = request_id in self._cancelled
+        if is_running:
+            self._cancelled[request_id] = True
+        return is_running
+
+    def generate(self, request_id: str, prompt: Prompt, generation_kwargs: Mapping[str, Any], router: RowRouter) -> str:
         """Generates for one registered request; `generation_kwargs` may hold `max_new_tokens`.
 
         Raises:
@@ -105,27 +125,34 @@ class SyntheticEngine(EngineAdapter):
     def generate_batch(
         self,
         request_ids: Sequence[str],
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt],
         generation_kwargs: Mapping[str, Any],
         router: RowRouter,
         *,
+        on_text: TextListener | None = None,
+        opens_requests: bool = True,
         ends_requests: bool = True,
     ) -> list[Generation]:
-        """Generates for several requests in one batch, one token per letter; see `HFEngine.generate_batch`."""
+        """Generates for several requests in one batch, one token per letter; see `BatchEngine.generate_batch`."""
         unknown = set(generation_kwargs) - {"max_new_tokens"}
         if unknown:
             raise EngineLimitationError(f"the synthetic engine knows `max_new_tokens` only, got {sorted(unknown)}")
         new_tokens = int(generation_kwargs.get("max_new_tokens", _DEFAULT_NEW_TOKENS))
-        columns = max(map(len, prompts), default=0)
-        if min(map(len, prompts), default=1) == 0:
-            raise EngineLimitationError("a prompt has no tokens; give it at least one letter")
+        lengths = [len(self.encode(prompt)) for prompt in prompts]
+        columns = max(lengths, default=0)
         sequences = [
-            SequenceShape(request_id, len(prompt), columns - len(prompt), self._points.get(request_id))
-            for request_id, prompt in zip(request_ids, prompts, strict=True)
+            SequenceShape(request_id, length, columns - length, self._points.get(request_id))
+            for request_id, length in zip(request_ids, lengths, strict=True)
         ]
         capture = BatchCapture(sequences, token_id_of=lambda text: ord(text) if len(text) == 1 else None)
-        with opened_requests(router, sequences, prompts, model_name="synthetic"):
-            generations = self._run(capture, BatchRouting(router, capture), columns, new_tokens)
+        opened = opened_requests(router, sequences, prompts, model_name=self.model_name)
+        try:
+            with opened if opens_requests else nullcontext():
+                self._cancelled.update(dict.fromkeys(request_ids, False))
+                generations = self._run(capture, BatchRouting(router, capture), columns, new_tokens, on_text)
+        finally:
+            for request_id in request_ids:
+                self._cancelled.pop(request_id, None)
         return with_results(generations, router) if ends_requests else generations
 
     def marker(self, request_id: str) -> int:
@@ -142,7 +169,14 @@ class SyntheticEngine(EngineAdapter):
         """The token that a request generates at an index: the code of a lower-case letter."""
         return ord(_LETTERS[zlib.crc32(f"{self._seed}:{request_id}:{generated_index}".encode()) % len(_LETTERS)])
 
-    def _run(self, capture: BatchCapture, routing: BatchRouting, columns: int, new_tokens: int) -> list[Generation]:
+    def _run(
+        self,
+        capture: BatchCapture,
+        routing: BatchRouting,
+        columns: int,
+        new_tokens: int,
+        on_text: TextListener | None,
+    ) -> list[Generation]:
         markers = np.array([self.marker(sequence.request_id) for sequence in capture.sequences], np.int64)
         tokens: list[list[int]] = [[] for _ in capture.sequences]
         reasons: list[FinishReason | None] = [None] * len(tokens)
@@ -156,11 +190,15 @@ class SyntheticEngine(EngineAdapter):
             first = columns + index
             chosen = np.array([[self.token(sequence.request_id, index)] for sequence in capture.sequences], np.int64)
             capture.observe(first, chosen)
-            for row, outcome in enumerate(routing.outcomes):
-                if reasons[row] is None:
-                    tokens[row].append(int(chosen[row, 0]))
-                if outcome.is_over and reasons[row] is None:
-                    reasons[row] = FinishReason.ABORT if outcome.error is None else FinishReason.ERROR
+            for row, sequence in enumerate(capture.sequences):
+                if reasons[row] is not None:
+                    continue
+                token = int(chosen[row, 0])
+                tokens[row].append(token)
+                if on_text is not None:
+                    on_text(sequence.request_id, chr(token), (token,))
+                reasons[row] = self._end_reason(sequence.request_id, routing.outcomes[row])
+                if reasons[row] is not None:
                     capture.end_sequence(row, column=first)
         return [
             Generation(
@@ -175,6 +213,13 @@ class SyntheticEngine(EngineAdapter):
             )
             for row, sequence in enumerate(capture.sequences)
         ]
+
+    def _end_reason(self, request_id: str, outcome: RequestOutcome) -> FinishReason | None:
+        if outcome.error is not None:
+            return FinishReason.ERROR
+        if outcome.abort_signal is not None:
+            return FinishReason.ABORT
+        return FinishReason.CANCELLED if self._cancelled.get(request_id) else None
 
     def _route(self, capture: BatchCapture, routing: BatchRouting, selected: CapturedRows, markers: IndexArray) -> None:
         if not len(selected):

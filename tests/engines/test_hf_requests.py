@@ -212,7 +212,7 @@ def test_dropping_a_stream_ends_the_generation(load: Callable[..., Any]) -> None
     gc.collect()
     thread.join(30)
     assert not thread.is_alive()
-    assert run.generation.finish_reason is FinishReason.CANCELLED
+    assert run.result.finish_reason is FinishReason.CANCELLED
 
 
 def test_a_stream_raises_what_ended_it(load: Callable[..., Any]) -> None:

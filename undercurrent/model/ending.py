@@ -1,0 +1,60 @@
+"""Ends requests without holding the text up: requests with async points are ended on threads of their own."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+from undercurrent.core import ProbeResult
+from undercurrent.router import Router
+from undercurrent.router.call_threads import CallThreads
+
+__all__ = ["RequestEnder"]
+
+# Each waits for one request; further ones are ended as soon as one of these has.
+_THREAD_COUNT_MAX = 32
+
+
+class RequestEnder:
+    """Owns the threads `undercurrent-results`; they are daemons, as an interpreter that exits waits for no verdict.
+
+    `close` is idempotent and waits for the requests handed over so far; each is bounded by the router's
+    `drain_timeout`.
+    """
+
+    def __init__(self, router: Router, *, has_async_points: bool) -> None:
+        self._router = router
+        self._has_async_points = has_async_points
+        self._threads = CallThreads(name="undercurrent-results", thread_count_max=_THREAD_COUNT_MAX)
+        self._lock = threading.Lock()
+        self._pending: set[Future[dict[str, ProbeResult]]] = set()  # guarded by _lock
+
+    def end(self, request_id: str) -> Future[dict[str, ProbeResult]]:
+        """Ends a request; the future holds its results, or what ending it raised.
+
+        Inline probes are done when the text is: a request that has only those is ended on this thread.
+        """
+        if not self._has_async_points:
+            done: Future[dict[str, ProbeResult]] = Future()
+            try:
+                done.set_result(self._router.end_request(request_id))
+            except Exception as error:
+                done.set_exception(error)
+            return done
+        future = self._threads.submit(lambda: self._router.end_request(request_id))
+        with self._lock:
+            self._pending.add(future)
+        future.add_done_callback(self._forget)
+        return future
+
+    def close(self) -> None:
+        """Waits until every request handed over has ended."""
+        with self._lock:
+            pending = list(self._pending)
+        for future in pending:
+            future.exception()
+        self._threads.close()
+
+    def _forget(self, future: Future[dict[str, ProbeResult]]) -> None:
+        with self._lock:
+            self._pending.discard(future)
