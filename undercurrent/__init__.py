@@ -24,6 +24,7 @@ __all__ = [
     "ExecutionMode",
     "ExtractionPoint",
     "FileLogSink",
+    "GenerationOutput",
     "InMemoryMetricsRegistry",
     "InterventionMode",
     "InterventionPolicy",
@@ -40,6 +41,7 @@ __all__ = [
     "ProbeResult",
     "ProbeSignal",
     "ProbeSpec",
+    "ProbedModel",
     "ProbingError",
     "RequestContext",
     "RequestHandle",
@@ -80,6 +82,7 @@ _ROOMS = {
         "SpecValidationError",
         "UndercurrentError",
     ),
+    "undercurrent.model": ("GenerationOutput", "ProbedModel"),
     "undercurrent.router": (
         "InMemoryMetricsRegistry",
         "MetricsSink",

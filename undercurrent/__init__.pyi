@@ -17,6 +17,7 @@ from undercurrent.errors import (
     SpecValidationError,
     UndercurrentError,
 )
+from undercurrent.model import GenerationOutput, ProbedModel
 from undercurrent.router import InMemoryMetricsRegistry, MetricsSink, MetricsSnapshot, RequestHandle, Router
 from undercurrent.sinks import FileLogSink, LogSink, WebhookLogSink, chain, drop_keys, redact_keys
 from undercurrent.spec import (
@@ -42,6 +43,7 @@ __all__ = [
     "ExecutionMode",
     "ExtractionPoint",
     "FileLogSink",
+    "GenerationOutput",
     "InMemoryMetricsRegistry",
     "InterventionMode",
     "InterventionPolicy",
@@ -58,6 +60,7 @@ __all__ = [
     "ProbeResult",
     "ProbeSignal",
     "ProbeSpec",
+    "ProbedModel",
     "ProbingError",
     "RequestContext",
     "RequestHandle",
