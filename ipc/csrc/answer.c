@@ -58,6 +58,13 @@ uc_status_t uc_answer_look(const uc_producer_t *ring, uint64_t sequence, uc_answ
     return UC_OK;
 }
 
+uint64_t uc_answer_last(const uc_producer_t *ring)
+{
+    const uc_answer_cell_t *cell = uc_lane_answer(ring->lane, ring->ring_index);
+    uint64_t sequence = uc_load_acquire(&cell->sequence); /* SYNC answer */
+    return uc_load_relaxed(&cell->generation) == ring->generation ? sequence : 0;
+}
+
 static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* Announces the sleep, looks a last time, sleeps. The caller withdraws the announcement. */

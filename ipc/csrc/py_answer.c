@@ -89,15 +89,11 @@ PyObject *uc_py_interrupt_answer(PyObject *op, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
-PyObject *uc_py_has_answer(PyObject *op, PyObject *argument)
+PyObject *uc_py_last_answered(PyObject *op, PyObject *ignored)
 {
-    uc_producer_ring_t *self = (uc_producer_ring_t *)op;
-    unsigned long long sequence = PyLong_AsUnsignedLongLong(argument);
-    if (PyErr_Occurred())
-        return NULL;
-    uc_answer_t answer;
-    return PyBool_FromLong(is_open(self)
-                           && uc_answer_look(&self->ring, sequence, &answer) != UC_EMPTY);
+    (void)ignored;
+    const uc_producer_ring_t *self = (const uc_producer_ring_t *)op;
+    return PyLong_FromUnsignedLongLong(is_open(self) ? uc_answer_last(&self->ring) : 0);
 }
 
 const char uc_answer_doc[] =

@@ -422,9 +422,8 @@ static PyMethodDef ring_methods[] = {
      "interrupt_answer($self, /)\n--\n\nEnds the wait for an answer that runs: nobody will give "
      "it. "
      "Any thread."},
-    {"has_answer", uc_py_has_answer, METH_O,
-     "has_answer($self, sequence, /)\n--\n\nWhether the record at `sequence` is the one answered "
-     "last."},
+    {"last_answered", uc_py_last_answered, METH_NOARGS,
+     "last_answered($self, /)\n--\n\nPosition of the record that was answered last, 0 for none."},
     {"_refuse", ring_refuse, METH_O, "_refuse($self, refusal, /)\n--\n\nCounts a refused record."},
     {"_close", ring_close_core, METH_NOARGS,
      "_close($self, /)\n--\n\nNo more records; wakes both sides."},

@@ -158,7 +158,7 @@ extern const char uc_await_answer_doc[];
 extern const char uc_answer_doc[];
 PyObject *uc_py_await_answer(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
 PyObject *uc_py_interrupt_answer(PyObject *ring, PyObject *ignored);
-PyObject *uc_py_has_answer(PyObject *ring, PyObject *sequence);
+PyObject *uc_py_last_answered(PyObject *ring, PyObject *ignored);
 PyObject *uc_py_answer(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
 
 /* ---- specs of the types, for module.c ------------------------------------------------------- */

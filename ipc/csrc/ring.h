@@ -380,7 +380,10 @@ uc_status_t uc_answer_put(const uc_consumer_t *ring, uint64_t sequence, uint32_t
  * UC_CORRUPT when its length is nonsense. Wait-free; producer. */
 uc_status_t uc_answer_look(const uc_producer_t *ring, uint64_t sequence, uc_answer_t *ret_answer);
 
-/* Waits for it: spins at most spin_ns, then sleeps at most slice_ns in all. The caller, one at a
+/* The position of the record answered last, as the consumer says; 0 for none. Wait-free; producer. */
+uint64_t uc_answer_last(const uc_producer_t *ring);
+
+/* Waits for an answer: spins at most spin_ns, then sleeps at most slice_ns in all. The caller, one at a
  * time per ring, published the record at `sequence` and publishes no other before it returns or
  * gives up. `ring` is a copy made by the waiter. UC_OK, UC_TIMEOUT, UC_SIGNALLED when a signal
  * handler must run, UC_CORRUPT. Blocks; producer, without the interpreter's lock. */
