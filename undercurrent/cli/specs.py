@@ -1,0 +1,80 @@
+"""Reads specs for verbs: from a file or standard input, with deprecations collected instead of shown."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+
+from undercurrent.cli.common import UsageError
+from undercurrent.errors import ProbingSpecError, SpecFileNotFoundError, SpecValidationError
+
+if TYPE_CHECKING:
+    from undercurrent.spec import ProbeSpec
+
+__all__ = ["ReadSpec", "import_modules", "read_spec"]
+
+STANDARD_INPUT = "-"
+# How an issue without a file begins.
+_LINE = re.compile(r"^line (\d+): ")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpec:
+    """What reading one spec came to: the spec, or why there is none."""
+
+    spec: ProbeSpec | None
+    problems: tuple[str, ...] = ()
+    deprecations: tuple[str, ...] = ()
+
+
+def read_spec(path: str) -> ReadSpec:
+    """Reads a spec; `-` is standard input. Never raises for what the file holds, or that it cannot be read."""
+    from undercurrent.spec import load_yaml_file, parse_yaml
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DeprecationWarning)
+        try:
+            text = sys.stdin.read() if path == STANDARD_INPUT else None
+            spec = load_yaml_file(path) if text is None else parse_yaml(text)
+        except SpecValidationError as error:
+            return ReadSpec(None, tuple(_LINE.sub(r"<stdin>:\1: ", issue) for issue in error.issues))
+        except SpecFileNotFoundError:
+            return ReadSpec(None, (f"{path}: no such file; relative paths are seen from {str(Path.cwd())!r}",))
+        except ProbingSpecError as error:
+            return ReadSpec(None, (str(error),))
+        except UnicodeDecodeError as error:
+            return ReadSpec(None, (f"a spec must be UTF-8: {error.reason}",))
+        except OSError as error:
+            return ReadSpec(None, (f"{path}: {(error.strerror or str(error)).lower()}",))
+    deprecations = tuple(str(item.message) for item in caught if issubclass(item.category, DeprecationWarning))
+    return ReadSpec(spec, deprecations=deprecations)
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Imports modules whose probes register themselves: dotted names, or paths of `.py` files.
+
+    The current folder, and the folder of a file, are searched first; workers get the same search path.
+
+    Raises:
+        UsageError: one cannot be imported.
+    """
+    for name in names:
+        path = Path(name)
+        is_file = path.suffix == ".py"
+        folder = str(path.resolve().parent if is_file else Path.cwd())
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            importlib.import_module(path.stem if is_file else name)
+        except ImportError as error:
+            raise UsageError(
+                f"--import {name}: {error}; give a dotted name such as my_package.probes, or a file such as probes.py",
+                hint="run again with --debug to see where the import failed",
+            ) from error
