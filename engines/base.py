@@ -168,11 +168,11 @@ class EngineAdapter(ABC):
         raise EngineLimitationError(f"{type(self).__name__} does not say what its model gives; define `capabilities`")
 
     @abstractmethod
-    def load_model(self, name: Any, **options: Any) -> None:
-        """Loads `name` and makes the engine ready to generate."""
+    def load_model(self, model_name_or_path: Any, **options: Any) -> None:
+        """Loads a model and makes the engine ready to generate."""
 
     @abstractmethod
-    def register_extraction(self, request_id: str, points: Sequence[ExtractionPoint]) -> None:
+    def register_extraction(self, request_id: str, extraction_points: Sequence[ExtractionPoint]) -> None:
         """Says what to capture for a request that will be generated.
 
         Raises:

@@ -60,7 +60,7 @@ class HFEngine(BatchEngine):
 
     def load_model(
         self,
-        name: Any,
+        model_name_or_path: Any,
         *,
         tokenizer: Any = None,
         device: str | None = None,
@@ -80,13 +80,13 @@ class HFEngine(BatchEngine):
         """
         if thread_count is not None:
             torch.set_num_threads(thread_count)
-        if isinstance(name, str) or hasattr(name, "__fspath__"):
+        if isinstance(model_name_or_path, str) or hasattr(model_name_or_path, "__fspath__"):
             with nullcontext() if shows_progress else without_progress_bars():
-                model, tokenizer = load_by_name(name, tokenizer, options)
+                model, tokenizer = load_by_name(model_name_or_path, tokenizer, options)
         elif options:
             raise ProbingTypeError(f"a model object takes no loading options, got {', '.join(map(repr, options))}")
         else:
-            model = name
+            model = model_name_or_path
         modules = find_modules(model)
         self._model, self._tokenizer, self._modules = model if device is None else model.to(device), tokenizer, modules
         self._tap = ModelTap(model, modules)
@@ -124,9 +124,9 @@ class HFEngine(BatchEngine):
         """Hooks installed on the model now; 0 while no generate call reads it."""
         return self._loaded(self._tap).hook_count
 
-    def register_extraction(self, request_id: str, points: Sequence[ExtractionPoint]) -> None:
+    def register_extraction(self, request_id: str, extraction_points: Sequence[ExtractionPoint]) -> None:
         """Says what to capture for a request; see `EngineAdapter.register_extraction`."""
-        self._points.add(request_id, points, self.capabilities)
+        self._points.add(request_id, extraction_points, self.capabilities)
 
     def unregister_extraction(self, request_id: str) -> None:
         """Forgets a request."""

@@ -85,14 +85,14 @@ class SyntheticEngine(BatchEngine):
         """Every tensor type but `kv`."""
         return self._capabilities
 
-    def load_model(self, name: Any = "synthetic", **options: Any) -> None:
+    def load_model(self, model_name_or_path: Any = "synthetic", **options: Any) -> None:
         """Accepts any name; there is nothing to load."""
         if options:
             raise ProbingTypeError(f"the synthetic engine takes no options, got {', '.join(map(repr, options))}")
 
-    def register_extraction(self, request_id: str, points: Sequence[ExtractionPoint]) -> None:
+    def register_extraction(self, request_id: str, extraction_points: Sequence[ExtractionPoint]) -> None:
         """Says what to capture for a request; see `EngineAdapter.register_extraction`."""
-        self._points.add(request_id, points, self._capabilities)
+        self._points.add(request_id, extraction_points, self._capabilities)
 
     def unregister_extraction(self, request_id: str) -> None:
         """Forgets a request."""

@@ -55,6 +55,8 @@ class FileLogSink(LogSink):
     """
 
     travels = True
+    path: Path
+    """Where the lines go, as it was given."""
 
     def __init__(self, path: str | os.PathLike[str], *, redact: RedactFn | None = None) -> None:
         super().__init__(redact=redact)
