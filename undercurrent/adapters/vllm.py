@@ -17,13 +17,13 @@ VLLMAdapterLimitationError = EngineLimitationError
 class VLLMEngineAdapter(EngineAdapter):
     """Refuses to load: this release has no vLLM engine, whether vllm is installed or not."""
 
-    def load_model(self, name: Any, **options: Any) -> None:
+    def load_model(self, model_name_or_path: Any, **options: Any) -> None:
         """Raises:
         MissingDependencyError: always.
         """
         _refuse()
 
-    def register_extraction(self, request_id: str, points: Sequence[ExtractionPoint]) -> None:
+    def register_extraction(self, request_id: str, extraction_points: Sequence[ExtractionPoint]) -> None:
         """Raises:
         MissingDependencyError: always.
         """
