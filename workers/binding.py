@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from undercurrent.core import Coverage, ProbeResult
@@ -68,7 +68,10 @@ class AsyncBinding:
         self._answer: bytes | None = None
         self._result: ProbeResult | None = None
         self._final_statistics: BindingStatistics | None = None
+        self.on_settled: Callable[[], None] | None = None
+        """Called once, on any thread, when the ring's counters can change no more."""
         self._earlier_counters: tuple[int, ...] = (0, 0, 0)
+        self._dead_user: tuple[int, ...] = ()
         self._start_answer: threading.Event | None = None  # made when somebody wants to know
         self._start_error: BaseException | None = None
         self._logged: set[str] = set()
@@ -191,6 +194,11 @@ class AsyncBinding:
         if self.is_own_process:
             self.lane.drop_binding(self)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the ring's counters can change no more."""
+        return self._final_statistics is not None
+
     def wait_started(self, deadline: float) -> None:
         """Waits until the worker built the probe; raises what its constructor or `on_start` raised.
 
@@ -219,17 +227,17 @@ class AsyncBinding:
 
     def statistics(self) -> BindingStatistics:
         """The counters now, read from shared memory; after the end, the last ones."""
-        if self._final_statistics is not None:
-            return dataclasses.replace(
-                self._final_statistics,
-                produced=self._final_statistics.produced + self._count_unserved,
-                dropped=self._final_statistics.dropped + self._count_unserved,
-            )
-        return self._read_statistics()
+        statistics = self._final_statistics or self._read_statistics()
+        late = self._count_unserved
+        if not late:
+            return statistics
+        return dataclasses.replace(
+            statistics, produced=statistics.produced + late, dropped=statistics.dropped + late, late=late
+        )
 
     def _read_statistics(self) -> BindingStatistics:
         counts = self.ring.statistics()
-        activations, errors, latency_ns = (self._earlier_counters[i] + counts.user[i] for i in range(3))
+        activations, errors, latency_ns = self._add_to_earlier(counts.user)
         return BindingStatistics(
             produced=counts.produced,
             consumed=counts.consumed,
@@ -241,6 +249,12 @@ class AsyncBinding:
             errors=errors,
             latency_s_total=latency_ns / 1e9,
             restarts=self.worker_losses,
+            dropped_oldest=counts.dropped_oldest,
+            dropped_newest=counts.dropped_newest,
+            no_memory=counts.no_memory,
+            unsupported=counts.unsupported,
+            too_large=counts.too_large,
+            block_timeout=counts.block_timeout,
         )
 
     @property
@@ -271,7 +285,14 @@ class AsyncBinding:
         self.worker_losses += 1
         self.add_reason(reason)
         user = self.ring.statistics().user
-        self._earlier_counters = tuple(self._earlier_counters[i] + user[i] for i in range(3))
+        self._earlier_counters = self._add_to_earlier(user)
+        self._dead_user = user
+
+    def _add_to_earlier(self, user: tuple[int, ...]) -> tuple[int, ...]:
+        """What all workers of this binding counted; the words of a dead one stand until its successor clears them."""
+        if user == self._dead_user:
+            return self._earlier_counters
+        return tuple(self._earlier_counters[i] + user[i] for i in range(3))
 
     def keep_answer(self, result: bytes | None) -> None:
         """Keeps the worker's last word, or None where no worker will give one; the ring stays until `let_go`."""
@@ -290,13 +311,14 @@ class AsyncBinding:
         if self._final_statistics is not None:
             return
         self._final_statistics = self._read_statistics()
-        if is_lane_closing:
-            return
-        try:
-            self.ring.release()
-        except RingError:
-            # Our mistake, and the result is worth more than the ring's memory, which returns with the lane.
-            _logger.exception("ring of request %r was not let go", self.plan.request_id)
+        if not is_lane_closing:
+            try:
+                self.ring.release()
+            except RingError:
+                # Our mistake, and the result is worth more than the ring's memory, which returns with the lane.
+                _logger.exception("ring of request %r was not let go", self.plan.request_id)
+        if self.on_settled is not None:
+            self.on_settled()
 
     def complete(self) -> None:
         """Lets `wait_result` return."""

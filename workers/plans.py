@@ -49,6 +49,15 @@ class BindingStatistics:
     latency_s_total: float = 0.0
     """Time spent in the probe's code."""
     restarts: int = 0
+    dropped_oldest: int = 0
+    """Overwritten unread; with the six below it sums up to `dropped`."""
+    dropped_newest: int = 0
+    no_memory: int = 0
+    unsupported: int = 0
+    too_large: int = 0
+    block_timeout: int = 0
+    late: int = 0
+    """Came when the ring was closed already."""
 
 
 @dataclass(frozen=True, slots=True)
