@@ -22,7 +22,7 @@ from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import ChannelClosedError, ChannelCorruptError
 from undercurrent.workers.lane import Lane
-from undercurrent.workers.measures import Measures
+from undercurrent.workers.measures import Measures, PointKey
 from undercurrent.workers.relay import Relay
 
 _logger = logging.getLogger("undercurrent.workers")
@@ -281,8 +281,7 @@ class Loop:
             case m.Finished():
                 binding = lane.forget(frame.binding_id)
                 if binding is not None:
-                    point = binding.plan.point
-                    self._measures.add_point(point.name, point.probe_type, frame.measured)
+                    self._measures.add_point(PointKey.of(binding.plan.point), frame.measured)
                     binding.keep_answer(frame.result)
                     self._on_finished(binding)
                     self.retire(binding)
@@ -303,7 +302,7 @@ class Loop:
             case m.Flushed():
                 self._end_flush(frame.token, is_answered=True)
             case m.MeasuredPoint():
-                self._measures.add_point(frame.point, frame.probe, frame.words)
+                self._measures.add_point(PointKey(frame.point, frame.probe, frame.mode), frame.words)
             case m.MeasuredSink():
                 self._measures.add_sink(frame.sink, frame.words, frame.events)
             case m.Logged():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from undercurrent.spec import ExecutionMode, ExtractionPoint
 from undercurrent.workers.meters import (
     ERRORS_AT,
     HISTOGRAM_WORDS,
@@ -46,6 +47,12 @@ class PointKey(NamedTuple):
     """Its `probe_type`."""
     mode: str
     """`inline` or `async`."""
+
+    @classmethod
+    def of(cls, point: ExtractionPoint) -> PointKey:
+        """The key of a point of a specification, which `Measures.fit` may replace."""
+        mode = ExecutionMode.ASYNC if point.execution_mode == ExecutionMode.ASYNC else ExecutionMode.INLINE
+        return cls(point.name, point.probe_type, mode.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +88,8 @@ class Measures:
 
     # ---- points ----------------------------------------------------------------------------------------------------
 
-    def fit(self, point: str, probe: str, mode: str) -> PointKey:
-        """Returns the key that this point is counted by: its own, or that of "other" where there are too many."""
-        wanted = PointKey(point, probe, mode)
+    def fit(self, wanted: PointKey) -> PointKey:
+        """Returns the key that a point is counted by: its own, or that of "other" where there are too many."""
         known = self._keys.get(wanted)  # a look without the lock finds what stands there for good, or nothing
         return known if known is not None else self._new_key(wanted)
 
@@ -110,22 +116,22 @@ class Measures:
                 meter = self._points[key] = SharedMeter(ROUTE_AT + HISTOGRAM_WORDS)
             return meter
 
-    def add_point(self, point: str, probe: str, taken: bytes) -> None:
-        """Adds what a worker measured of an async point; what has the wrong size is logged and left out."""
+    def add_point(self, wanted: PointKey, taken: bytes) -> None:
+        """Adds what a worker measured of a point; what has the wrong size is logged and left out."""
         if len(taken) == 8 * POINT_WORDS:
-            self.point(self.fit(point, probe, "async")).add(taken)
+            self.point(self.fit(wanted)).add(taken)
         elif taken:
-            _log_nonsense("point", point, taken, POINT_WORDS)
+            _log_nonsense("point", wanted.point, taken, POINT_WORDS)
 
-    def count_suspension(self, point: str, probe: str) -> None:
+    def count_suspension(self, wanted: PointKey) -> None:
         """A point's workers died too often."""
-        key = self.fit(point, probe, "async")
+        key = self.fit(wanted)
         with self._lock:
             self._suspensions[key] += 1
 
-    def count_probe_timeout(self, point: str, probe: str, mode: str) -> None:
+    def count_probe_timeout(self, wanted: PointKey) -> None:
         """A probe's call was ended, or not waited for, because it took too long."""
-        key = self.fit(point, probe, mode)
+        key = self.fit(wanted)
         with self._lock:
             self._probe_timeouts[key] += 1
 

@@ -141,6 +141,7 @@ class MeasuredPoint(Frame, frozen=True, tag="measured"):
 
     point: str
     probe: str
+    mode: str
     words: bytes
     """`PointMeter.take`."""
 

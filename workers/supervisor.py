@@ -23,7 +23,7 @@ from undercurrent.workers.frames import encode_value
 from undercurrent.workers.health import PointHealths, restart_delay_s
 from undercurrent.workers.lane import Lane, Opening
 from undercurrent.workers.loop import Loop, PendingFlush
-from undercurrent.workers.measures import Measures
+from undercurrent.workers.measures import Measures, PointKey
 from undercurrent.workers.packed_points import PackedPoints
 from undercurrent.workers.page_writer import PageWriter
 from undercurrent.workers.plans import BindingPlan, WorkerStatus
@@ -194,6 +194,11 @@ class Supervisor:
 
     # ---- state and end ---------------------------------------------------------------------------------------------
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes of shared memory that the rings take now, and how many they may take."""
+        return self._budget.used_bytes, self._budget.limit_bytes
+
     def workers(self) -> list[WorkerStatus]:
         """The workers as they are now."""
         return [lane.status() for lane in self._lanes]
@@ -340,7 +345,7 @@ class Supervisor:
         )
         blamed = lane.bindings.get(culprit) or next((b for b in over if b.binding_id == culprit), None)
         if hung and blamed is not None:
-            self.measures.count_probe_timeout(blamed.plan.point.name, blamed.plan.point.probe_type, "async")
+            self.measures.count_probe_timeout(PointKey.of(blamed.plan.point))
         keys = {blamed.worker_key} if blamed is not None else {b.worker_key for b in lane.bindings.values()}
         self._suspend_often_dying(lane, keys, over)
         self._close_unserved(over)
@@ -361,10 +366,10 @@ class Supervisor:
             if not self._healths.note_death(key, now):
                 continue
             victims = [b for b in list(lane.bindings.values()) if b.worker_key == key]
-            points = {(b.plan.point.name, b.plan.point.probe_type) for b in [*victims, *over] if b.worker_key == key}
+            points = {PointKey.of(b.plan.point) for b in [*victims, *over] if b.worker_key == key}
             for point in points:
-                self.measures.count_suspension(*point)
-            names = sorted(name for name, _ in points)
+                self.measures.count_suspension(point)
+            names = sorted(point.point for point in points)
             _logger.error("point %s is suspended: its workers die too often", ", ".join(names) or "?")
             for victim in victims:
                 lane.forget(victim.binding_id)

@@ -20,6 +20,7 @@ from undercurrent.spec import ExtractionPoint
 from undercurrent.workers import messages as m
 from undercurrent.workers.channel import Channel, ChannelClosedError
 from undercurrent.workers.frames import decode_value
+from undercurrent.workers.measures import PointKey
 from undercurrent.workers.meters import PointMeter
 from undercurrent.workers.outlets import Outlets
 from undercurrent.workers.serving import ProbeMaker, ServedBinding
@@ -254,8 +255,7 @@ class Worker:
     def _report_point(self, point_id: int) -> None:
         meter = self._meters.get(point_id)
         if meter is not None and meter.is_dirty:
-            point = self._definitions[point_id][1]
-            self.outlets.queue(m.MeasuredPoint(point.name, point.probe_type, meter.take()))
+            self.outlets.queue(m.MeasuredPoint(*PointKey.of(self._definitions[point_id][1]), meter.take()))
 
     # ---- the end -----------------------------------------------------------------------------------------------
 
