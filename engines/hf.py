@@ -115,6 +115,11 @@ class HFEngine(BatchEngine):
         return self._loaded(self._model)
 
     @property
+    def model_name(self) -> str:
+        """What probes are told in `prompt_metadata["model"]`: the name on the hub, or a folder's last part."""
+        return self._name
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer, borrowed; None where a model object came without one."""
         return self._tokenizer
