@@ -44,6 +44,9 @@ class RowTarget(NamedTuple):
 class AsyncBinding:
     """One point of one request, served by a worker. Made by `Supervisor.open_binding` only."""
 
+    reaches_sinks = True
+    """Whether the supervisor hands the result to the sink objects of this process."""
+
     def __init__(self, binding_id: int, plan: BindingPlan, ring: ProducerRing, lane: Lane, worker_key: bytes) -> None:
         self.binding_id = binding_id
         self.plan = plan

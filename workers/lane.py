@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from undercurrent.errors import RingMemoryError, WorkerError
-from undercurrent.ipc import MemoryBudget, ProducerLane
+from undercurrent.ipc import MemoryBudget, ProducerLane, ProducerRing
 from undercurrent.ipc.layout import BLOCK, DROP_NEWEST, DROP_OLDEST
 from undercurrent.spec import OverflowPolicy
 from undercurrent.workers import messages as m
@@ -50,6 +50,10 @@ class Opening(msgspec.Struct, frozen=True):
 
 class Lane:
     """Owns the lane's memory and the engine's end of its socket. `close()` is idempotent."""
+
+    binding_type: type[AsyncBinding] = AsyncBinding
+    is_guard = False
+    """Whether its worker answers each record, at the engine's priority."""
 
     def __init__(self, name: str, budget: MemoryBudget, on_unsent: Callable[[], None]) -> None:
         """`on_unsent` is called on any thread when the socket is full and frames wait."""
@@ -130,13 +134,13 @@ class Lane:
         plan, packed = opening.plan, opening.packed
         policy = _POLICIES[plan.overflow_policy]
         try:
-            ring = self.memory.open_ring(queue_depth=plan.queue_depth, policy=policy, generation=opening.binding_id)
+            ring = self._open_ring(opening, policy)
         except RingMemoryError:
             if not self._retired:
                 raise
             self.let_retired_go()
-            ring = self.memory.open_ring(queue_depth=plan.queue_depth, policy=policy, generation=opening.binding_id)
-        binding = AsyncBinding(opening.binding_id, plan, ring, self, packed.worker_key)
+            ring = self._open_ring(opening, policy)
+        binding = self.binding_type(opening.binding_id, plan, ring, self, packed.worker_key)
         if opening.is_served:
             binding.context_data = opening.context_data
             self.bindings[opening.binding_id] = binding
@@ -145,6 +149,14 @@ class Lane:
             binding.point_id = self._loaded[packed.digest]
             frames.append(self._open_frame(binding))
         return binding
+
+    def _open_ring(self, opening: Opening, policy: int) -> ProducerRing:
+        return self.memory.open_ring(
+            queue_depth=opening.plan.queue_depth,
+            policy=policy,
+            generation=opening.binding_id,
+            has_answers=self.is_guard,
+        )
 
     def end_bindings(self, bindings: Sequence[AsyncBinding], drain_until: float | None) -> None:
         """Closes the rings and asks for the results, in one message."""
@@ -243,7 +255,7 @@ class Lane:
         with self._lock:
             self.channel, self.worker_socket = _socket_pair()
             self.state = "starting"
-            frames: list[m.Frame] = [self._sinks]
+            frames: list[m.Frame] = [self._sinks, *self._preparations()]
             used = {binding.point_id for binding in self.bindings.values()}
             self._loaded = OrderedDict((d, i) for d, i in self._loaded.items() if i in used)
             self._points = {i: self._points[i] for i in self._loaded.values()}
@@ -269,6 +281,10 @@ class Lane:
             self.memory.close()
 
     # ---- with _lock held -------------------------------------------------------------------------------------------
+
+    def _preparations(self) -> list[m.Frame]:
+        """What a new worker must do before its first binding."""
+        return []
 
     def _part(self) -> None:
         self.channel.close()

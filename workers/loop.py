@@ -21,8 +21,10 @@ from undercurrent.errors import WorkerError
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import ChannelClosedError, ChannelCorruptError
+from undercurrent.workers.guard_binding import GuardBinding
 from undercurrent.workers.lane import Lane
 from undercurrent.workers.measures import Measures, PointKey
+from undercurrent.workers.plans import BindingPlan
 from undercurrent.workers.relay import Relay
 
 _logger = logging.getLogger("undercurrent.workers")
@@ -155,10 +157,11 @@ class Loop:
         self._has_unsent = True
         self.wake()
 
-    def expect_calls_of(self, probe_timeout_s: float) -> None:
-        """Looks for hung probes often enough to notice one that runs longer than this. Any thread may ask."""
-        look_s = max(probe_timeout_s / 8, HANG_LOOK_S_MIN)
-        if look_s < self._look_s:
+    def expect_calls_of(self, plan: BindingPlan) -> None:
+        """Looks for hung probes often enough to notice that one of `plan` is. Any thread may ask."""
+        look_s = max(plan.probe_timeout_s / 8, HANG_LOOK_S_MIN)
+        # Whoever waits for a guard says when it is late.
+        if look_s < self._look_s and not plan.is_bounded:
             self._look_s = look_s
             self._next_look = 0.0
             self.post(self._look_for_hung)
@@ -289,6 +292,10 @@ class Loop:
                 signalled = lane.bindings.get(frame.binding_id)
                 if signalled is not None and self._relay.is_active:
                     self._relay.put_signal(signalled, frame)
+            case m.Answered():
+                asking = lane.bindings.get(frame.binding_id)
+                if isinstance(asking, GuardBinding):
+                    asking.keep_large_answer(frame.sequence, frame.kind, frame.data)
             case m.Dropped():
                 dropped = lane.forget(frame.binding_id)
                 if dropped is not None:
@@ -331,12 +338,14 @@ class Loop:
             if binding is None or now - since_ns / 1e9 < binding.plan.probe_timeout_s:
                 continue
             if lane.memory.activity() == (generation, since_ns):
-                self._end_hung(lane, generation, binding.plan.point.name, binding.plan.probe_timeout_s)
+                self.end_hung(lane, generation, binding.plan)
 
-    def _end_hung(self, lane: Lane, generation: int, point_name: str, timeout_s: float) -> None:
+    def end_hung(self, lane: Lane, generation: int, plan: BindingPlan) -> None:
+        """Ends a worker whose probe, of binding `generation`, has run too long; its stack is logged first."""
         if lane.hung_binding_id == generation:
             return
         lane.hung_binding_id = generation
+        point_name, timeout_s = plan.point.name, plan.probe_timeout_s
         if not hasattr(lane.process, "kill"):
             _logger.error(
                 "probe of point %r runs longer than %s s; a worker thread cannot be ended", point_name, timeout_s

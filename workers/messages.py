@@ -44,6 +44,10 @@ class OpenBinding(Frame, frozen=True, tag="open"):
     """Coverage reasons known before this worker took over, such as `worker_died`."""
 
 
+class LoadTorch(Frame, frozen=True, tag="torch"):
+    """Engine to guard: import torch now, as records will hold tensors and have a deadline."""
+
+
 class ConfirmStart(Frame, frozen=True, tag="confirm"):
     """Engine to worker: answer `Started` or `StartFailed` for a binding opened before."""
 
@@ -115,6 +119,15 @@ class Signalled(Frame, frozen=True, tag="signal"):
     signal: bytes
 
 
+class Answered(Frame, frozen=True, tag="answered"):
+    """Guard to engine: the answer to one record, which no answer cell can hold."""
+
+    binding_id: int
+    sequence: int
+    kind: int
+    data: bytes
+
+
 class Finished(Frame, frozen=True, tag="finished"):
     """Worker to engine: the binding is over, its ring is detached, its sinks are flushed."""
 
@@ -165,13 +178,23 @@ class Logged(Frame, frozen=True, tag="log"):
 
 
 ToWorker: TypeAlias = (
-    LoadPoint | UnloadPoint | OpenBinding | ConfirmStart | EndBinding | DropBinding | SetSinks | FlushSinks | StopWorker
+    LoadPoint
+    | UnloadPoint
+    | LoadTorch
+    | OpenBinding
+    | ConfirmStart
+    | EndBinding
+    | DropBinding
+    | SetSinks
+    | FlushSinks
+    | StopWorker
 )
 ToEngine: TypeAlias = (
     WorkerReady
     | Started
     | StartFailed
     | Signalled
+    | Answered
     | Finished
     | Dropped
     | Flushed

@@ -31,6 +31,8 @@ class BindingPlan(msgspec.Struct, frozen=True):
     """Longest single call of the probe before its worker is ended."""
     workers: int = 1
     """Over how many processes the bindings of this point are spread."""
+    is_bounded: bool = False
+    """Whether an inline caller waits for each answer, so that a guard serves the point."""
 
 
 @dataclass(frozen=True, slots=True)

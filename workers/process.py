@@ -15,12 +15,17 @@ from undercurrent.workers.worker import Worker
 
 
 def run(order: SpawnOrder, fds: Sequence[int]) -> None:
+    """The entry of a worker process; see `serve`."""
+    serve(fds, Worker)
+
+
+def serve(fds: Sequence[int], worker_type: type[Worker]) -> None:
     """Serves a lane until the engine says stop or is gone. `fds`: socket, control, payload, the engine's pidfd."""
     sock_fd, control_fd, payload_fd, engine_pidfd = fds
     lane = ConsumerLane(control_fd, payload_fd)
     os.close(control_fd)
     os.close(payload_fd)
-    worker = Worker(lane, socket.socket(fileno=sock_fd), engine_pidfd=engine_pidfd)
+    worker = worker_type(lane, socket.socket(fileno=sock_fd), engine_pidfd=engine_pidfd)
     handler = _EngineLogHandler(worker.outlets)
     root = logging.getLogger()
     root.handlers[:] = [handler]

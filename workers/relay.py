@@ -41,6 +41,10 @@ class Relay:
         """Whether results must pass through here."""
         return self._thread is not None
 
+    def wants(self, binding: AsyncBinding) -> bool:
+        """Whether the result of `binding` must pass through here."""
+        return self.is_active and binding.reaches_sinks
+
     @property
     def is_congested(self) -> bool:
         """Whether the supervisor must stop reading; asked on its thread only."""

@@ -24,6 +24,7 @@ from undercurrent.ipc import Batch, ConsumerRing
 from undercurrent.ipc.layout import HAND_COUNT
 from undercurrent.spec import ExtractionPoint, SampleBy
 from undercurrent.workers import frames
+from undercurrent.workers import messages as m
 from undercurrent.workers.batch import RingBatch, make_record
 from undercurrent.workers.meters import PointMeter
 from undercurrent.workers.plans import USER_ACTIVATIONS, USER_ERRORS, USER_LATENCY_NS, USER_SIGNALS
@@ -47,6 +48,9 @@ class SignalTaker(Protocol):
 
     def take_signal(self, binding: ServedBinding, header: Any, signal: ProbeSignal) -> None:
         """Called once per signal, in the order of the records."""
+
+    def send(self, frame: m.Frame) -> None:
+        """Sends `frame` to the engine, behind everything said before it."""
 
 
 class ServedBinding:

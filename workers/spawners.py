@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from undercurrent.core import ProbeFactory
 from undercurrent.ipc import ConsumerLane
 from undercurrent.spec import ExtractionPoint
+from undercurrent.workers.guard_worker import GuardWorker
 from undercurrent.workers.lane import Lane
 from undercurrent.workers.nursery import (
     Nursery,
@@ -156,8 +157,10 @@ class ProcessSpawner:
     def _order(self, lane: Lane) -> SpawnOrder:
         return SpawnOrder(
             worker_name=lane.name,
-            entry="undercurrent.workers.process:run",
-            cpus=self._worker_cpus(),
+            entry="undercurrent.workers.guard_worker:run" if lane.is_guard else "undercurrent.workers.process:run",
+            # Somebody waits for a guard: it has the engine's priority and may use the engine's CPU meanwhile.
+            nice=0 if lane.is_guard else 19,
+            cpus=None if lane.is_guard else self._worker_cpus(),
             threads=lane.threads,
             gpu=lane.needs_gpu,
             sys_path=tuple(sys.path),
@@ -196,7 +199,8 @@ class ThreadSpawner:
     def start(self, lane: Lane) -> None:
         """See `Spawner`."""
         consumer = ConsumerLane(lane.memory.control_fd, lane.memory.payload_fd)
-        worker = Worker(consumer, lane.worker_socket, engine_pidfd=None, definitions=self._definitions)
+        worker_type = GuardWorker if lane.is_guard else Worker
+        worker = worker_type(consumer, lane.worker_socket, engine_pidfd=None, definitions=self._definitions)
         # Daemonic for the same reason as the supervisor's thread: exit without `shutdown()` must not wait.
         thread = threading.Thread(
             target=run_in_thread,

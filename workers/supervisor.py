@@ -20,6 +20,7 @@ from undercurrent.ipc import MemoryBudget
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.frames import encode_value
+from undercurrent.workers.guards import Guards
 from undercurrent.workers.health import PointHealths, restart_delay_s
 from undercurrent.workers.lane import Lane, Opening
 from undercurrent.workers.loop import Loop, PendingFlush
@@ -27,15 +28,16 @@ from undercurrent.workers.measures import Measures, PointKey
 from undercurrent.workers.packed_points import PackedPoints
 from undercurrent.workers.page_writer import PageWriter
 from undercurrent.workers.plans import BindingPlan, WorkerStatus
+from undercurrent.workers.pool import Pool
 from undercurrent.workers.relay import Relay
 from undercurrent.workers.spawners import ProcessSpawner, ThreadSpawner, await_exits, current_cpu
 from undercurrent.workers.transfer import PackedPoint
 
 _logger = logging.getLogger("undercurrent.workers")
 
-WORKER_KEYS_MAX = 4096
 PREWARM_S = 60.0
 _NEXT_WORKER_S = 0.05
+_LEAVE_S = 0.5
 _PAGE_OPEN_S = 0.2
 """The control page can wait until the first worker runs."""
 
@@ -63,20 +65,18 @@ class Supervisor:
             raise ProbingValueError(f"`worker_mode` must be 'process' or 'thread', got {worker_mode!r}")
         self.worker_mode = worker_mode
         self._name = name
-        self._pool_size = worker_pool_size
-        self._budget = MemoryBudget(memory_max_bytes or _quarter_of_memory())
+        self._budget = MemoryBudget(memory_max_bytes)
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._lanes: list[Lane] = []
-        self._lane_by_key: dict[tuple[bytes, int], Lane] = {}
         self._points = PackedPoints(is_thread=worker_mode == "thread")
         self._healths = PointHealths()
         self._numbers = itertools.count(1)
-        self._sinks = m.SetSinks(b"", False)
         self._engine_cpus = None if engine_cpus is None else frozenset(engine_cpus)
         self._page = PageWriter()
         self._relay = Relay(lambda: self._loop.post(self._loop.resume_sockets))
         self._loop = Loop(self._relay, self.measures, self._note_finished, self._note_death)
+        self._pool = Pool(self._budget, self._loop, worker_pool_size)
+        self._guards = Guards(self._budget, self._loop)
         self._spawner: ProcessSpawner | ThreadSpawner | None = None
         self._is_closing = False
 
@@ -129,7 +129,7 @@ class Supervisor:
             if context is None:
                 context = contexts[id(plan.context)] = encode_value(plan.context, pickle_allowed=True)
             is_served = not self._healths.is_suspended(point.worker_key)
-            self._loop.expect_calls_of(plan.probe_timeout_s)
+            self._loop.expect_calls_of(plan)
             opening = Opening(next(self._numbers), plan, point, point_id, context, is_served)
             by_lane.setdefault(self._lane_for(plan, point), []).append(opening)
         opened: dict[int, AsyncBinding] = {}
@@ -146,12 +146,12 @@ class Supervisor:
 
     def begin_step(self) -> None:
         """From here to `end_step` records wake no worker."""
-        for lane in self._lanes:
+        for lane in self._pool.lanes:
             lane.memory.begin_step()
 
     def end_step(self) -> None:
         """Wakes each worker that has got something, once."""
-        for lane in self._lanes:
+        for lane in self._pool.lanes:
             lane.memory.end_step()
 
     # ---- sinks -----------------------------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ class Supervisor:
         frame = m.SetSinks(pickle.dumps(handles) if handles else b"", bool(objects))
         self._relay.set_sinks(objects)
         with self._lock:
-            self._sinks = frame
-            lanes = list(self._lanes)
+            self._pool.sinks = frame
+            lanes = list(self._pool.lanes)
         for lane in lanes:
             lane.set_sinks(frame)
 
@@ -176,9 +176,8 @@ class Supervisor:
         """Waits until what was routed has been seen and written; False when `deadline` (monotonic) passed first."""
         if self._is_forked() or self._spawner is None:
             return True
-        lanes = list(self._lanes)
-        pending = [self._loop.ask_flush(lane) for lane in lanes]
-        is_flushed = [self._await_flush(*pair, deadline) for pair in zip(lanes, pending, strict=True)]
+        asked = [(lane, self._loop.ask_flush(lane)) for lane in self._pool.lanes]
+        is_flushed = [self._await_flush(*pair, deadline) for pair in asked]
         return self._relay.flush(deadline) and all(is_flushed)
 
     def _await_flush(self, lane: Lane, asked: PendingFlush, deadline: float) -> bool:
@@ -201,7 +200,7 @@ class Supervisor:
 
     def workers(self) -> list[WorkerStatus]:
         """The workers as they are now."""
-        return [lane.status() for lane in self._lanes]
+        return [lane.status() for lane in self._all_lanes()]
 
     def close(self, *, wait: bool, deadline: float) -> None:
         """Ends workers, nursery and threads. With `wait`, what was routed is seen and written first.
@@ -216,21 +215,26 @@ class Supervisor:
         if self._spawner is not None:
             if wait:
                 self.flush(deadline)
-            for lane in self._lanes:
+            for lane in self._all_lanes():
                 lane.send(m.StopWorker())
-            await_exits([lane.process for lane in self._lanes], deadline if wait else time.monotonic() + 0.5)
+            leave_by = time.monotonic() + _LEAVE_S
+            await_exits([lane.process for lane in self._guards.lanes], leave_by)
+            await_exits([lane.process for lane in self._pool.lanes], deadline if wait else leave_by)
             self._loop.stop(time.monotonic() + 5.0)
             self._page.close()
             self._spawner.close(time.monotonic() + 5.0)
-        for lane in self._lanes:
+        for lane in self._all_lanes():
             for binding in list(lane.bindings.values()):
                 lane.forget(binding.binding_id)
                 self._close_unserved([binding], "unseen")
         self._relay.close(deadline if wait else time.monotonic())
-        for lane in self._lanes:
+        for lane in self._all_lanes():
             lane.close()
 
     # ---- lanes -----------------------------------------------------------------------------------------------------
+
+    def _all_lanes(self) -> list[Lane]:
+        return [*self._pool.lanes, *self._guards.lanes]
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._pid
@@ -256,39 +260,9 @@ class Supervisor:
 
     def _lane_for(self, plan: BindingPlan, packed: PackedPoint) -> Lane:
         with self._lock:
-            if plan.workers == 1:
-                key = (packed.worker_key, 0)
-                return self._lane_by_key.get(key) or self._new_key(key, plan)
-            keys = [(packed.worker_key, index) for index in range(plan.workers)]
-            for key in keys:
-                if key not in self._lane_by_key:
-                    return self._new_key(key, plan)
-            return min((self._lane_by_key[key] for key in keys), key=lambda lane: lane.load)
-
-    def _new_key(self, key: tuple[bytes, int], plan: BindingPlan) -> Lane:
-        if len(self._lane_by_key) >= WORKER_KEYS_MAX:
-            busy = {binding.worker_key for lane in self._lanes for binding in list(lane.bindings.values())}
-            self._lane_by_key = {k: lane for k, lane in self._lane_by_key.items() if k[0] in busy}
-        if len(self._lanes) < self._pool_size:
-            lane = Lane(f"uc-{len(self._lanes)}-{plan.point.name}"[:40], self._budget, self._loop.note_unsent)
-            lane.threads = plan.point.threads or 1
-            lane.needs_gpu = bool(plan.point.gpu)
-            lane.set_sinks(self._sinks)
-            self._lanes = [*self._lanes, lane]
-            self._start(lane)
-        else:
-            lane = min(self._lanes, key=lambda lane: (lane.load, lane.key_count))
-            if plan.point.name not in lane.point_names:
-                _logger.info(
-                    "point %r shares worker %s with %s: `worker_pool_size` is %d",
-                    plan.point.name,
-                    lane.name,
-                    ", ".join(sorted(lane.point_names)),
-                    self._pool_size,
-                )
-        lane.key_count += 1
-        self._lane_by_key[key] = lane
-        return lane
+            if plan.is_bounded:
+                return self._guards.lane_for(plan, self._start)
+            return self._pool.lane_for(plan, packed, self._start)
 
     def _start(self, lane: Lane) -> None:
         spawner = self._spawner
@@ -302,7 +276,7 @@ class Supervisor:
         self._refresh_page()
 
     def _refresh_page(self) -> None:
-        self._loop.after(self._page.refresh(self._lanes), self._refresh_page)
+        self._loop.after(self._page.refresh(self._all_lanes()), self._refresh_page)
 
     def _note_spawned(self, lane: Lane, process: Any) -> None:
         lane.process = process
@@ -326,7 +300,7 @@ class Supervisor:
 
     def _note_finished(self, binding: AsyncBinding) -> None:
         self._healths.note_result(binding.worker_key)
-        if self._relay.is_active:
+        if self._relay.wants(binding):
             self._relay.put_result(binding)
         else:
             binding.complete()
@@ -381,7 +355,7 @@ class Supervisor:
                 binding.add_reason(reason)
             binding.keep_answer(None)
             binding.let_go(is_lane_closing=self._is_closing)
-            if self._relay.is_active and not binding.is_abandoned and not self._is_closing:
+            if self._relay.wants(binding) and not binding.is_abandoned and not self._is_closing:
                 self._relay.put_result(binding)
             else:
                 binding.complete()
@@ -394,7 +368,3 @@ class Supervisor:
             return
         lane.renew()
         self._spawner.start(lane)
-
-
-def _quarter_of_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

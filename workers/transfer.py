@@ -172,7 +172,7 @@ def _explain(factory: ProbeFactory, point: ExtractionPoint, error: Exception) ->
     probe_cls = factory.probe_cls
     culprit = next(_culprits(factory, point), f"class `{probe_cls.__qualname__}`")
     return (
-        f"the probe of async point {point.name!r} must be able to travel to a worker process, but {culprit} cannot be "
+        f"the probe of point {point.name!r} must be able to travel to a worker process, but {culprit} cannot be "
         f"pickled ({type(error).__name__}: {error}); create it in `__init__` or `on_start`, which run in the worker, "
         'or debug with `Router(worker_mode="thread")`'
     )

@@ -42,6 +42,8 @@ Definitions = Mapping[int, tuple[ProbeMaker, ExtractionPoint]]
 class Worker:
     """Serves one lane until it is told to stop or its engine is gone. Not thread-safe; `run()` owns it."""
 
+    binding_type: type[ServedBinding] = ServedBinding
+
     def __init__(
         self,
         lane: ConsumerLane,
@@ -147,7 +149,7 @@ class Worker:
             context = decode_value(frame.context, pickle_allowed=self._is_pickle_allowed)
         except BaseException as error:  # whatever unpickling a value of the user's raises
             factory, context = _RaisingFactory(error), RequestContext(frame.request_id, {}, None)
-        binding = ServedBinding(
+        binding = self.binding_type(
             binding_id=frame.binding_id,
             request_id=frame.request_id,
             point=point,

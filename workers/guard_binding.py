@@ -1,0 +1,173 @@
+"""A bounded inline point of one request, as the engine sees it: it asks a guard and waits for the answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from undercurrent.errors import WorkerError
+from undercurrent.ipc.layout import CLOSED, FULL, OK, PEER_DIED, TIMEOUT
+from undercurrent.spec import ActivationRecord
+from undercurrent.workers.answers import ELSEWHERE, ERROR, decode_answer, decode_error
+from undercurrent.workers.binding import AsyncBinding
+from undercurrent.workers.references import MalformedValueError
+
+if TYPE_CHECKING:
+    from undercurrent.workers.guards import GuardLane
+
+__all__ = ["Ask", "GuardAnswer", "GuardBinding"]
+
+_LARGE_ANSWERS_MAX = 4
+
+
+class GuardAnswer(msgspec.Struct, frozen=True):
+    """What became of one record."""
+
+    signal: Any = None
+    """What the probe returned, if it did."""
+    reason: str | None = None
+    """Why there is none: `timeout`, `exception`, `worker_died`, `not_taken` (the record does not fit the ring) or
+    `closed` (this binding has no guard any more)."""
+    error_type: str = ""
+    error: str = ""
+
+
+class Ask(NamedTuple):
+    """A record on its way: `GuardBinding.take` waits for its answer."""
+
+    sequence: int
+    interrupts: int
+    asked_at: float
+    """When it was published, monotonic."""
+    deadline: float
+
+
+class GuardBinding(AsyncBinding):
+    """Asks one record at a time: a second thread of the same request waits for its turn, within its own deadline."""
+
+    reaches_sinks = False  # the router tells the sinks of inline points
+    lane: GuardLane
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.is_start_answered = False
+        """Whether the guard has built the probe, or failed to."""
+        self._large = threading.Condition()
+        self._large_answers: dict[int, tuple[int, bytes]] = {}  # by sequence; guarded by _large
+
+    def ask(self, record: ActivationRecord, deadline: float) -> GuardAnswer:
+        """Sends `record` and returns the guard's answer, at `deadline` (monotonic) at the latest."""
+        begun = self.begin(record, deadline)
+        return begun if isinstance(begun, GuardAnswer) else self.take(begun)
+
+    def begin(self, record: ActivationRecord, deadline: float) -> Ask | GuardAnswer:
+        """Sends `record`; `take` must follow on any thread, where it was sent. Nobody else can ask until then."""
+        if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return GuardAnswer(reason="timeout")
+        is_sent = False
+        try:
+            ask = Ask(self.ring.next_position, self.ring.answer_interrupts, time.monotonic(), deadline)
+            status = self._try_once(record)
+            if status not in (OK, FULL):
+                status = self._accept_slowly(status, record)
+            is_sent = status in (OK, FULL)
+        finally:
+            if not is_sent:
+                self._turn.release()
+        if is_sent:
+            return ask
+        return GuardAnswer(reason="closed" if status == CLOSED else "not_taken")
+
+    def take(self, ask: Ask) -> GuardAnswer:
+        """Waits for the answer to what `begin` sent."""
+        try:
+            status, kind, data = self.ring.await_answer(ask.sequence, ask.deadline, ask.interrupts)
+            if status == OK and kind == ELSEWHERE:
+                status, kind, data = self._await_large(ask)
+        finally:
+            self._turn.release()
+        if status == OK and kind != ERROR:
+            try:
+                return GuardAnswer(decode_answer(kind, data))
+            except MalformedValueError as error:
+                return GuardAnswer(reason="exception", error_type=type(error).__name__, error=str(error))
+        if status == OK:
+            error_type, text = decode_error(data)
+            return GuardAnswer(reason="exception", error_type=error_type, error=text)
+        if status == TIMEOUT:
+            self.lane.note_overdue(self, ask.sequence, ask.asked_at)
+            return GuardAnswer(reason="timeout")
+        if status in (PEER_DIED, CLOSED):
+            return GuardAnswer(reason="worker_died")
+        return GuardAnswer(reason="exception", error_type="RingCorruptError", error="the answer cell holds nonsense")
+
+    def note_overdue_start(self) -> None:
+        """Somebody gave up waiting for the probe to start; it may be hung there."""
+        self.lane.note_overdue(self, 0, time.monotonic())
+
+    def _await_large(self, ask: Ask) -> tuple[int, int, bytes]:
+        with self._large:
+            self._large.wait_for(
+                lambda: ask.sequence in self._large_answers or self.ring.answer_interrupts != ask.interrupts,
+                max(0.0, ask.deadline - time.monotonic()),
+            )
+            found = self._large_answers.get(ask.sequence)
+            self._large_answers.clear()
+        if found is not None:
+            return OK, *found
+        is_dead = self.ring.answer_interrupts != ask.interrupts
+        return (PEER_DIED if is_dead else TIMEOUT), 0, b""
+
+    # ---- called on the supervisor's thread ---------------------------------------------------------------------------
+
+    def keep_large_answer(self, sequence: int, kind: int, data: bytes) -> None:
+        """An answer that no cell can hold has arrived."""
+        with self._large:
+            if len(self._large_answers) >= _LARGE_ANSWERS_MAX:  # late ones, which nobody waits for
+                self._large_answers.clear()
+            self._large_answers[sequence] = (kind, data)
+            self._large.notify_all()
+
+    def note_start(self, error: BaseException | None) -> None:
+        """See `AsyncBinding`."""
+        self.is_start_answered = True
+        super().note_start(error)
+
+    def note_loss(self, reason: str) -> None:
+        """See `AsyncBinding`; ends the wait that runs."""
+        super().note_loss(reason)
+        self._end_wait()
+
+    def keep_answer(self, result: bytes | None) -> None:
+        """See `AsyncBinding`; ends the wait that runs."""
+        super().keep_answer(result)
+        self._end_wait()
+
+    def _end_wait(self) -> None:
+        self.ring.interrupt_answer()
+        with self._large:
+            self._large.notify_all()
+
+    def _note_closed(self) -> None:
+        self._count_unserved += 1
+
+    def note_unasked(self) -> None:
+        """Counts a record that was answered without asking; it is not seen."""
+        self._count_unserved += 1
+
+    def wait_running(self, deadline: float) -> None:
+        """Waits until the probe has started.
+
+        Raises:
+            WorkerError: no guard can be had, or not in time (`is_start_answered` is false).
+            BaseException: what the probe's constructor or `on_start` raised (`is_start_answered` is true).
+        """
+        try:
+            self.wait_started(deadline)
+        except WorkerError:
+            if not self.is_start_answered and not self.is_finished:
+                self.note_overdue_start()
+            raise
