@@ -39,6 +39,7 @@ VERBS = {
     "inspect-model": VerbEntry("Specs and models", "inspect_model", "Show what probes can read from a model"),
     "doctor": VerbEntry("Operate", "doctor", "Check that this machine has what Undercurrent needs"),
     "status": VerbEntry("Operate", "status", "Show the routers that run on this machine: workers, bindings, counters"),
+    "run": VerbEntry("Run", "run", "Generate while probes watch, and show what they say"),
     "bench": VerbEntry("Operate", "bench", "Measure whether Undercurrent's promises hold on this machine"),
     "version": VerbEntry("About", "version", "Print the versions of Undercurrent and of what it stands on"),
     "completion": VerbEntry("About", "completion", "Print the script by which a shell completes this command"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from undercurrent.cli.common import CLIError, UsageError
@@ -27,6 +28,8 @@ class ModelChoice:
     model: Any
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """What `generate` and `stream` take beside, so that the text can be read."""
 
 
 def resolve_model(name: str, *, on_progress: Callable[[str], None]) -> ModelChoice:
@@ -41,7 +44,13 @@ def resolve_model(name: str, *, on_progress: Callable[[str], None]) -> ModelChoi
 
         on_progress("building a tiny model")
         model, tokenizer = build_tiny_model()
-        return ModelChoice(model, "a tiny Llama with random weights", {"tokenizer": tokenizer})
+        # Random weights choose any byte; those that are letters can be printed.
+        letters = {tokenizer.convert_tokens_to_ids(letter) for letter in ascii_lowercase}
+        readable = {
+            "suppress_tokens": [token for token in range(len(tokenizer)) if token not in letters],
+            "no_repeat_ngram_size": 3,
+        }
+        return ModelChoice(model, "a tiny Llama with random weights", {"tokenizer": tokenizer}, readable)
     if name.startswith(PACKAGE_PREFIX):
         from undercurrent.engines import find_packaged_model
 

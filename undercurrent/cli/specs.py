@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-
-from undercurrent.cli.common import UsageError
+from undercurrent.cli.common import UsageError, say
 from undercurrent.errors import ProbingSpecError, SpecFileNotFoundError, SpecValidationError
 
 if TYPE_CHECKING:
     from undercurrent.spec import ProbeSpec
 
-__all__ = ["ReadSpec", "import_modules", "read_spec"]
+__all__ = ["ReadSpec", "import_modules", "read_spec", "require_spec"]
 
 STANDARD_INPUT = "-"
 # How an issue without a file begins.
@@ -55,6 +54,24 @@ def read_spec(path: str) -> ReadSpec:
             return ReadSpec(None, (f"{path}: {(error.strerror or str(error)).lower()}",))
     deprecations = tuple(str(item.message) for item in caught if issubclass(item.category, DeprecationWarning))
     return ReadSpec(spec, deprecations=deprecations)
+
+
+def require_spec(path: str) -> ProbeSpec:
+    """The spec of a file or of standard input; deprecations are said on standard error.
+
+    Raises:
+        SpecValidationError: with every problem.
+    """
+    read = read_spec(path)
+    if read.spec is None:
+        listing = "".join(f"\n  - {problem}" for problem in read.problems)
+        message = (
+            read.problems[0] if len(read.problems) == 1 else f"{len(read.problems)} problems in the spec:{listing}"
+        )
+        raise SpecValidationError(message, issues=read.problems)
+    for deprecation in read.deprecations:
+        say(f"warning: {deprecation}")
+    return read.spec
 
 
 def import_modules(names: Iterable[str]) -> None:

@@ -1,0 +1,59 @@
+"""Prompts of a verb: given one by one, or in a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from undercurrent.cli.common import CLIError, UsageError
+
+__all__ = ["read_prompts"]
+
+PROMPT_KEYS = ("prompt", "text")
+_FILE_BYTES_MAX = 64 << 20
+
+
+def read_prompts(given: Sequence[str], path: str | None) -> list[str]:
+    """The prompts of `--prompt`, then those of `--prompts-file`.
+
+    A file has one prompt a line; with the ending `.jsonl`, one object a line with the key `prompt` or `text`. `-` is
+    standard input. Empty lines are passed over.
+
+    Raises:
+        UsageError: there is no prompt.
+        CLIError: a line of a `.jsonl` file holds none.
+    """
+    prompts = list(given)
+    if path is not None:
+        is_jsonl = path.endswith(".jsonl")
+        for number, line in enumerate(_read(path).splitlines(), start=1):
+            if line.strip():
+                prompts.append(_from_json(line, f"{path}:{number}") if is_jsonl else line)
+    if not prompts:
+        raise UsageError("no prompt; give --prompt TEXT, or --prompts-file FILE with one a line")
+    return prompts
+
+
+def _read(path: str) -> str:
+    if path == "-":
+        return sys.stdin.read(_FILE_BYTES_MAX)
+    size = Path(path).stat().st_size
+    if size > _FILE_BYTES_MAX:
+        raise CLIError(f"{path}: a file of prompts may have {_FILE_BYTES_MAX >> 20} MiB, got {size >> 20} MiB")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CLIError(f"{path}: prompts must be UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _from_json(line: str, place: str) -> str:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CLIError(f"{place}: expected a JSON object: {error.msg} at column {error.colno}") from error
+    for key in PROMPT_KEYS:
+        if isinstance(entry, dict) and isinstance(entry.get(key), str):
+            return str(entry[key])
+    raise CLIError(f"{place}: expected an object with the key 'prompt' or 'text', got {line[:80]!r}")
