@@ -1,0 +1,1 @@
+"""From a prompt to what each of its parts does: players, coalitions, values, estimates."""
