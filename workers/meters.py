@@ -166,5 +166,10 @@ class SharedMeter:
 
 
 def place_of(signal: object) -> int:
-    """The word that counts `signal`: its action's place in `ACTIONS`."""
-    return _ACTION_PLACES[signal.action] if isinstance(signal, ProbeSignal) else _OTHER
+    """The word that counts `signal`: its action's place in `ACTIONS`. Never raises."""
+    if not isinstance(signal, ProbeSignal):
+        return _OTHER
+    try:
+        return _ACTION_PLACES.get(signal.action, _OTHER)
+    except TypeError:  # overwritten with something that has no hash
+        return _OTHER

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from undercurrent.core import Coverage, CoverageReason, Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.router.inline_outlet import InlineOutlet
 from undercurrent.router.tally import Tally
 from undercurrent.sinks import SignalRecord
 from undercurrent.spec import ActivationRecord, ExtractionPoint, OnError
+from undercurrent.workers import BindingStatistics
+from undercurrent.workers.meters import place_of
 
 __all__ = ["Dispatch", "InlineBinding", "empty_result", "model_of", "with_coverage"]
 
@@ -37,6 +39,7 @@ class InlineBinding:
         "point",
         "probe",
         "request_id",
+        "signal_tallies",
     )
 
     def __init__(
@@ -56,6 +59,8 @@ class InlineBinding:
         self._routed = Tally()
         self._errors = Tally()
         self._is_error_logged = False
+        self.signal_tallies: Sequence[Tally] = ()
+        """What signals are counted in, by action, for all bindings of the point; set before the first record comes."""
         self.dispatch = self._make_dispatch()
 
     def start(self) -> None:
@@ -75,6 +80,11 @@ class InlineBinding:
         routed = self._routed.value
         coverage = Coverage.settle(routed=routed, seen=routed, errors=errors, reasons=reasons)
         return with_coverage(result, coverage)
+
+    def statistics(self) -> BindingStatistics:
+        """The counters now. What is routed to an inline point has reached its probe."""
+        routed = self._routed.value
+        return BindingStatistics(produced=routed, consumed=routed, activations=routed, errors=self._errors.value)
 
     def renew_after_fork(self) -> None:
         """In a forked child: counting goes on from what the parent had counted."""
@@ -105,7 +115,9 @@ class InlineBinding:
         return dispatch
 
     def _report(self, signal: ProbeSignal, record: ActivationRecord, sequence: int) -> None:
-        """Offers a signal to the sinks of inline points."""
+        """Counts a signal and offers it to the sinks of inline points."""
+        if self.signal_tallies:
+            self.signal_tallies[place_of(signal)].bump()
         if self._outlet.wants(signal):
             self._outlet.take_signal(
                 SignalRecord(

@@ -34,3 +34,9 @@ class Tally:
     def renew_after_fork(self) -> None:
         """Replaces the lock, which a thread of the parent may have held while it read."""
         self._lock = threading.Lock()
+
+    def begin_at_zero(self) -> None:
+        """Forgets what was counted so far."""
+        counted = self.value
+        with self._lock:
+            self._read_count += counted
