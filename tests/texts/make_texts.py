@@ -114,11 +114,11 @@ def build_rows() -> list[dict[str, object]]:
     return rows
 
 
-def fill(template: str, things: tuple[str, ...], *, seed: str) -> list[str]:
+def fill(template: str, things: tuple[str, ...], *, seed: str, count: int = TEXTS_PER_TEMPLATE) -> list[str]:
     """Different fillings of one template."""
     choice = random.Random(seed)
     texts: dict[str, None] = {}
-    while len(texts) < TEXTS_PER_TEMPLATE:
+    while len(texts) < count:
         text = template.format(
             who=choice.choice(PEOPLE),
             number=choice.choice(NUMBERS),

@@ -38,6 +38,7 @@ VERBS = {
     "schema": VerbEntry("Specs and models", "schema", "Print the format of specs as JSON Schema"),
     "inspect-model": VerbEntry("Specs and models", "inspect_model", "Show what probes can read from a model"),
     "doctor": VerbEntry("Operate", "doctor", "Check that this machine has what Undercurrent needs"),
+    "probe": VerbEntry("Probes", "probe", "Train probes on labelled texts, test and show them"),
     "status": VerbEntry("Operate", "status", "Show the routers that run on this machine: workers, bindings, counters"),
     "run": VerbEntry("Run", "run", "Generate while probes watch, and show what they say"),
     "bench": VerbEntry("Operate", "bench", "Measure whether Undercurrent's promises hold on this machine"),
