@@ -38,7 +38,7 @@ VERBS = {
     "schema": VerbEntry("Specs and models", "schema", "Print the format of specs as JSON Schema"),
     "inspect-model": VerbEntry("Specs and models", "inspect_model", "Show what probes can read from a model"),
     "doctor": VerbEntry("Operate", "doctor", "Check that this machine has what Undercurrent needs"),
-    "probe": VerbEntry("Probes", "probe", "Train probes on labelled texts, test and show them"),
+    "probe": VerbEntry("Probes", "probe", "Train probes on labelled texts, test them, and show what a file holds"),
     "status": VerbEntry("Operate", "status", "Show the routers that run on this machine: workers, bindings, counters"),
     "run": VerbEntry("Run", "run", "Generate while probes watch, and show what they say"),
     "bench": VerbEntry("Operate", "bench", "Measure whether Undercurrent's promises hold on this machine"),
@@ -107,7 +107,7 @@ class VerbTable(click.Group):
     def main(self, args: Sequence[str] | None = None, *_args: Any, standalone_mode: bool = True, **_extra: Any) -> Any:
         """Runs a command line; exits with its status, or returns it where `standalone_mode` is off."""
         arguments = list(sys.argv[1:] if args is None else args)
-        status = run_guarded(lambda: self._run(arguments), arguments)
+        status = run_guarded(lambda: self._run(list(arguments)), arguments)
         if standalone_mode:
             sys.exit(status)
         return status

@@ -39,7 +39,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
-HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+HELP_OPTIONS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # A pipe has no width: names are not cut for whoever searches the text.
 _PIPED_WIDTH = 200
 

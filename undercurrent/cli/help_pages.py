@@ -46,7 +46,7 @@ def command(ctx: click.Context, path: tuple[str, ...], *, as_markdown: bool) -> 
 
 def markdown_page(root: click.Command) -> str:
     """Every page at a fixed width, the root's first; what `docs/command-line.md` holds behind its introduction."""
-    context = click.Context(root, info_name="undercurrent", terminal_width=_PAGE_WIDTH)
+    context = click.Context(root, info_name="undercurrent", terminal_width=_PAGE_WIDTH, **root.context_settings)
     return "\n".join(f"## `{path}`\n\n```text\n{text}\n```\n" for path, text in _pages(context))
 
 
