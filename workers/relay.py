@@ -18,6 +18,7 @@ from undercurrent.sinks import ResultRecord, SignalRecord
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.frames import decode_value
+from undercurrent.workers.measures import Measures
 
 _logger = logging.getLogger("undercurrent.workers")
 
@@ -28,8 +29,9 @@ RELIEVED_COUNT = 1024
 class Relay:
     """Owns the relay thread; it is started by the first sink object and ended by `close`."""
 
-    def __init__(self, on_relieved: Callable[[], None]) -> None:
+    def __init__(self, on_relieved: Callable[[], None], measures: Measures) -> None:
         """`on_relieved` is called on the relay's thread when a congested relay has caught up."""
+        self._measures = measures
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._on_relieved = on_relieved
         self._sinks: tuple[Any, ...] = ()
@@ -100,9 +102,9 @@ class Relay:
         for sink in self._sinks:
             if hasattr(sink, "write_signal_record"):
                 known = (signalled.sequence, signalled.layer, signalled.token_pos, _model_of(binding))
-                self._guarded(sink.write_signal_record, binding, SignalRecord(request_id, name, signal, *known))
+                self._guarded(sink, sink.write_signal_record, binding, SignalRecord(request_id, name, signal, *known))
             else:
-                self._guarded(sink.write_signal, binding, request_id, name, signal)
+                self._guarded(sink, sink.write_signal, binding, request_id, name, signal)
 
     def _write_result(self, binding: AsyncBinding) -> None:
         request_id, name = binding.plan.request_id, binding.plan.point.name
@@ -110,15 +112,15 @@ class Relay:
             for sink in () if binding.is_abandoned else self._sinks:
                 if hasattr(sink, "write_result_record"):
                     record = ResultRecord(request_id, name, binding.result(), _model_of(binding))
-                    self._guarded(sink.write_result_record, binding, record)
+                    self._guarded(sink, sink.write_result_record, binding, record)
                 else:
-                    self._guarded(sink.write_result, binding, request_id, name, binding.result())
+                    self._guarded(sink, sink.write_result, binding, request_id, name, binding.result())
         finally:
             binding.complete()
 
-    def _guarded(self, write: Callable[..., object], binding: AsyncBinding, *what: object) -> None:
+    def _guarded(self, sink: Any, write: Callable[..., object], binding: AsyncBinding, *what: object) -> None:
         try:
-            write(*what)
+            self._measures.write_to(sink, write, *what)
         except Exception:
             _logger.exception(
                 "sink raised in `%s` for point %r; the probe goes on",

@@ -73,7 +73,7 @@ class Supervisor:
         self._numbers = itertools.count(1)
         self._engine_cpus = None if engine_cpus is None else frozenset(engine_cpus)
         self._page = PageWriter()
-        self._relay = Relay(lambda: self._loop.post(self._loop.resume_sockets))
+        self._relay = Relay(lambda: self._loop.post(self._loop.resume_sockets), self.measures)
         self._loop = Loop(self._relay, self.measures, self._note_finished, self._note_death)
         self._pool = Pool(self._budget, self._loop, worker_pool_size)
         self._guards = Guards(self._budget, self._loop)

@@ -86,11 +86,6 @@ class InlineBinding:
         routed = self._routed.value
         return BindingStatistics(produced=routed, consumed=routed, activations=routed, errors=self._errors.value)
 
-    def renew_after_fork(self) -> None:
-        """In a forked child: counting goes on from what the parent had counted."""
-        self._routed.renew_after_fork()
-        self._errors.renew_after_fork()
-
     def _make_dispatch(self) -> Dispatch:
         """Builds the function that `route()` calls: everything it needs is a local of it, nothing is looked up."""
         on_activation = self.probe.on_activation

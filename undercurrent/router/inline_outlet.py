@@ -7,10 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from undercurrent.core import ProbeAction, ProbeResult, ProbeSignal
 from undercurrent.sinks import ResultRecord, SignalRecord
+from undercurrent.workers.measures import Measures
 
 if TYPE_CHECKING:
     from undercurrent.router.supervision import LogSinkLike
@@ -31,7 +33,8 @@ class InlineOutlet:
     newest, which is logged once: an engine must not wait for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, measures: Measures | None = None) -> None:
+        self._measures = measures or Measures()
         self._sinks: tuple[LogSinkLike, ...] = ()
         self._condition = threading.Condition()
         self._entries: deque[Entry] = deque()  # guarded by _condition, as is all below
@@ -105,9 +108,9 @@ class InlineOutlet:
             sinks = self._sinks
             for entry in entries:
                 for sink in sinks:
-                    _guarded(_write, sink, entry)
+                    _guarded(sink, partial(self._measures.write_to, sink, _write, sink, entry))
             for sink in sinks:
-                _guarded(_flush, sink)
+                _guarded(sink, partial(_flush, sink))
             with self._condition:
                 self._written_count += len(entries)
                 self._condition.notify_all()
@@ -131,8 +134,8 @@ def _flush(sink: LogSinkLike) -> None:
         flush()
 
 
-def _guarded(call: Callable[..., None], sink: LogSinkLike, *args: Entry) -> None:
+def _guarded(sink: LogSinkLike, call: Callable[[], None]) -> None:
     try:
-        call(sink, *args)
+        call()
     except Exception:
         _logger.exception("sink %s of inline points raised; the request goes on", type(sink).__name__)

@@ -13,7 +13,7 @@ from undercurrent.router.requests import LiveRequest
 from undercurrent.router.sampling import SkippedBinding
 from undercurrent.router.tally import Tally
 from undercurrent.router.totals import DROP_REASONS
-from undercurrent.spec import ExtractionPoint
+from undercurrent.spec import ExecutionMode, ExtractionPoint
 from undercurrent.workers import BindingStatistics
 from undercurrent.workers.measures import Measures, PointKey
 from undercurrent.workers.meters import ACTIONS
@@ -29,7 +29,10 @@ __all__ = ["Ledger", "PointSums"]
 SignalTallies = tuple[Tally, ...]
 """One per action, in the order of `ACTIONS`."""
 
-_COUNTERS: Final = ("routed", "consumed", "seen", "errors", "lost", "restarts", *DROP_REASONS)
+_COUNTERS: Final = (
+    *("routed", "consumed", "seen", "errors", "lost", "restarts"),
+    *(reason for reason in DROP_REASONS if reason != "unasked"),  # the bindings of guards count those as late ones
+)
 
 
 class PointSums:
@@ -144,14 +147,13 @@ class Ledger:
         self._request_counts = dict.fromkeys(self._request_counts, 0)
         for tallies in self._tallies.values():
             for tally in tallies:
-                tally.renew_after_fork()
                 tally.begin_at_zero()
         for request in requests:
             self.begin(request, is_inherited=True)
 
     def _entry(self, binding: CountingBinding, point: ExtractionPoint, *, is_inherited: bool) -> _Live:
         key = self._measures.fit(PointKey.of(point))
-        if isinstance(binding, InlineBinding):
+        if key.mode == ExecutionMode.INLINE and hasattr(binding, "signal_tallies"):
             binding.signal_tallies = self._tallies_of(key)
         depth = binding.plan.queue_depth if _is_in_worker(binding) else 0
         before = _counts_of(binding.statistics(), is_over=False) if is_inherited else None

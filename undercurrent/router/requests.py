@@ -60,6 +60,11 @@ class LiveRequest:
         """The bindings whose probes run in workers, by point name."""
         return {name: binding for name, binding in self.bindings.items() if not isinstance(binding, _LOCAL_TYPES)}
 
+    def abandon(self) -> None:
+        """Tells workers to drop what they have; nobody will ask for results."""
+        for binding in self.worker_bindings().values():
+            binding.abandon()
+
     def replace_worker_bindings(self, replacement: Callable[[str, ExtractionPoint], ForkedBinding]) -> None:
         """Puts another binding in place of each async one."""
         for name in self.worker_bindings():
@@ -131,6 +136,12 @@ class RequestTable:
             self._requests[request.request_id] = request
             self.row_targets.update(request.row_targets)
             self.routes.update(request.routes)
+
+    def replace_route(self, key: RouteKey, expected: Dispatch, replacement: Dispatch) -> None:
+        """Puts another dispatch in place of `expected`, unless the route is gone or leads elsewhere by now."""
+        with self._lock:
+            if self.routes.get(key) is expected:
+                self.routes[key] = replacement
 
     def take(self, request_id: str) -> LiveRequest:
         """Takes a request out, so that it can be ended once; later records of it are refused.
@@ -215,9 +226,6 @@ class RequestTable:
         self._lock = threading.Lock()
         self._requests = {key: request for key, request in self._requests.items() if request is not None}
         for request in self.live_requests():
-            for binding in request.bindings.values():
-                if isinstance(binding, InlineBinding):
-                    binding.renew_after_fork()
             if request.worker_bindings():
                 request.replace_worker_bindings(replacement)
                 self.routes.update(request.routes)

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from undercurrent.core import Probe, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbingValueError, RouterError
+from undercurrent.router.accounts import Accounts
 from undercurrent.router.awaiting import Awaiting
 from undercurrent.router.defaults import (
     DEFAULT_CIRCUIT_BREAKER_THRESHOLD,
@@ -22,15 +23,16 @@ from undercurrent.router.forked import ForkedBinding, renew_in_children
 from undercurrent.router.handle import AsyncRequestHandle, RequestHandle
 from undercurrent.router.inline import InlineBinding
 from undercurrent.router.metrics import MetricsSink, MetricsSnapshot
-from undercurrent.router.metrics_relay import Look, MetricsRelay
 from undercurrent.router.planning import PointDefaults, ProbeSource, as_probe_registry, plan_request
 from undercurrent.router.registration import build_request
 from undercurrent.router.requests import LiveRequest, LocalBinding, RequestTable
 from undercurrent.router.rows import RowLike, route_rows
 from undercurrent.router.step import Step
 from undercurrent.router.supervision import LogSinkLike, Supervision, WorkerSettings
+from undercurrent.router.totals import RouterMetrics
 from undercurrent.spec import ActivationRecord, ExtractionPoint, InterventionPolicy, OverflowPolicy, TensorType
 from undercurrent.workers import BindingPlan
+from undercurrent.workers.measures import Measures
 
 __all__ = ["Router"]
 
@@ -98,11 +100,11 @@ class Router:
         self._table = RequestTable()
         self._routes = self._table.routes
         self._listeners = EndListeners()
-        self._metrics_sink = metrics_sink
-        self._relay = MetricsRelay(self._read_live)
         self._awaiting = Awaiting()
         settings = WorkerSettings(self.worker_pool_size, worker_mode, engine_cpus, memory_max_bytes)
-        self._supervision = Supervision(settings, on_created=lambda: self._relay.attach(self._metrics_sink))
+        measures = Measures()
+        self._supervision = Supervision(settings, measures, on_created=lambda: self._accounts.start_relay())
+        self._accounts = Accounts(self._table, self._supervision, measures, metrics_sink)
         renew_in_children(self)
 
     # ---- the life of a request -------------------------------------------------------------------------------------
@@ -136,9 +138,9 @@ class Router:
             self._table.release(request_id)
             raise
         try:
-            self._table.publish(request)
+            self._accounts.publish(request)
         except RouterError:
-            self._abandon(request)
+            request.abandon()
             raise
 
     def route(self, record: ActivationRecord) -> ProbeSignal | None:
@@ -264,9 +266,7 @@ class Router:
 
     def attach_metrics_sink(self, sink: MetricsSink | None) -> None:
         """Makes `sink` the metrics sink; None detaches it. See `MetricsSink` for the thread it is called on."""
-        self._metrics_sink = sink
-        if sink is None or self._supervision.supervisor is not None:
-            self._relay.attach(sink)
+        self._accounts.attach(sink)
 
     def on_request_end(self, listener: RequestEndListener) -> Callable[[], None]:
         """Calls `listener(request_id, results)` after each end, on the thread that ended the request; what it raises is
@@ -286,6 +286,14 @@ class Router:
                 "async points"
             )
         return MetricsSnapshot.of(binding.statistics())
+
+    def totals(self) -> RouterMetrics:
+        """Everything counted since this router was made, requests that ended included; works after `shutdown` too.
+
+        Counters of records are exact. What workers measure (signals of live async requests, and times) is up to two
+        seconds old; `flush` brings it up to date.
+        """
+        return self._accounts.totals(getattr(self, "breakers", dict)())
 
     def get_probe(self, request_id: str, extraction_point_name: str) -> Probe:
         """The probe instance of a live inline point.
@@ -331,7 +339,7 @@ class Router:
         supervisor = self._supervision.supervisor
         are_workers_done = supervisor is None or supervisor.flush(deadline)
         is_outlet_empty = self._supervision.outlet.flush(deadline)
-        return self._relay.flush(deadline) and is_outlet_empty and are_workers_done
+        return self._accounts.flush(deadline) and is_outlet_empty and are_workers_done
 
     def shutdown(self, wait: bool = True, timeout: float | None = None) -> None:
         """Ends the workers; every later call but this one raises `RouterError`. Idempotent.
@@ -341,13 +349,8 @@ class Router:
         """
         deadline = time.monotonic() + (self._drain_timeout_s if timeout is None else max(0.0, timeout))
         requests = self._table.close()
-        supervisor = self._supervision.supervisor
-        if wait and supervisor is not None and self._metrics_sink is not None:
-            supervisor.flush(deadline)
-            self._relay.note_ended(_looks(requests))
-            self._relay.flush(deadline)
-        self._relay.close()
         self._supervision.close(wait=wait, deadline=deadline)
+        self._accounts.close(requests, flush_until=deadline if wait else None)
         self._awaiting.close()
 
     def __enter__(self) -> Self:
@@ -368,32 +371,25 @@ class Router:
         return request, deadline
 
     def _finish(self, request: LiveRequest, deadline: float) -> dict[str, ProbeResult]:
-        results = collect_results(request, deadline)
+        try:
+            results = collect_results(request, deadline)
+        except BaseException:
+            self._accounts.end(request, {})
+            raise
         outlet = self._supervision.outlet
         outlet.take_results({name: results[name] for name in request.local_names()}, request.request_id, request.model)
         outlet.flush(deadline)
-        self._relay.note_ended(_looks([request]))
+        self._accounts.end(request, results)
         self._listeners.notify(request.request_id, results)
         return results
 
     def _abandon(self, request: LiveRequest) -> None:
-        for binding in request.worker_bindings().values():
-            binding.abandon()
-
-    def _read_live(self) -> list[Look]:
-        return _looks(self._table.live_requests())
+        self._accounts.abandon(request)
+        request.abandon()
 
     def _renew_after_fork(self) -> None:
         self._table.renew_after_fork(ForkedBinding)
         self._listeners.renew_after_fork()
         self._supervision.renew_after_fork()
-        self._relay = MetricsRelay(self._read_live)
+        self._accounts.renew_after_fork()
         self._awaiting = Awaiting()
-
-
-def _looks(requests: Iterable[LiveRequest]) -> list[Look]:
-    return [
-        ((request.request_id, name), binding.statistics())
-        for request in requests
-        for name, binding in request.worker_bindings().items()
-    ]

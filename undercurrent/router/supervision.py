@@ -11,6 +11,8 @@ from undercurrent.core import ProbeResult, ProbeSignal
 from undercurrent.errors import ProbingTypeError, ProbingValueError, RouterError, did_you_mean, one_of
 from undercurrent.router.inline_outlet import InlineOutlet
 from undercurrent.router.requests import SHUT_DOWN
+from undercurrent.sinks.counting import SinkCounts
+from undercurrent.workers.measures import Measures
 
 if TYPE_CHECKING:
     from undercurrent.workers import Supervisor
@@ -67,20 +69,24 @@ class _AttachedSink:
     sink: LogSinkLike
     is_inline: bool
     """Whether it also gets what inline points say."""
+    counts: SinkCounts
+    """What it counted itself since it was attached."""
 
 
 class Supervision:
     """Owns the supervisor and the list of sinks. `close` is idempotent and final."""
 
-    def __init__(self, settings: WorkerSettings, on_created: Callable[[], None]) -> None:
+    def __init__(self, settings: WorkerSettings, measures: Measures, on_created: Callable[[], None]) -> None:
         """`on_created` is called once, outside the lock, after a supervisor was made."""
         self._settings = settings
+        self._measures = measures
         self._on_created = on_created
         self._lock = threading.Lock()
         self._sinks: list[_AttachedSink] = []  # guarded by _lock
-        self.outlet = InlineOutlet()
+        self.outlet = InlineOutlet(measures)
         """Where what inline points say goes."""
         self._is_closed = False  # guarded by _lock
+        self._collecting = threading.Lock()  # nothing else is done under it, as it calls sinks
         self._inherited: list[Supervisor] = []
         self.supervisor: Supervisor | None = None
         """None until the first async registration or `prewarm`; written under the lock."""
@@ -104,6 +110,7 @@ class Supervision:
                 worker_mode=self._settings.worker_mode,
                 memory_max_bytes=self._settings.memory_max_bytes,
                 engine_cpus=self._settings.engine_cpus,
+                measures=self._measures,
             )
             supervisor.set_sinks([attached.sink for attached in self._sinks])
             self.supervisor = supervisor
@@ -112,12 +119,15 @@ class Supervision:
 
     def replace_sinks(self, sink: LogSinkLike | None, *, is_inline: bool) -> None:
         """Puts `sink` in place of all sinks; None leaves none."""
+        attached = [] if sink is None else [_attached(sink, is_inline)]
+        self.collect_sink_events()
         with self._lock:
-            self._set_sinks([] if sink is None else [_AttachedSink(_checked(sink), is_inline)])
+            self._set_sinks(attached)
 
     def add_sink(self, sink: LogSinkLike, *, is_inline: bool) -> None:
         """Adds a sink behind the others; one that is there already keeps its place and gets `is_inline`."""
-        attached = _AttachedSink(_checked(sink), is_inline)
+        attached = _attached(sink, is_inline)
+        self.collect_sink_events()
         with self._lock:
             if any(known.sink is sink for known in self._sinks):
                 self._set_sinks([attached if known.sink is sink else known for known in self._sinks])
@@ -130,11 +140,26 @@ class Supervision:
         Raises:
             RouterError: it is not attached.
         """
+        self.collect_sink_events()
         with self._lock:
             left = [known for known in self._sinks if known.sink is not sink]
             if len(left) == len(self._sinks):
                 raise RouterError(f"the sink {sink!r} is not attached; attach it with `add_log_sink`")
             self._set_sinks(left)
+
+    def collect_sink_events(self) -> dict[str, int]:
+        """Adds what the sinks counted themselves to the measures; returns how many records wait in them, by class."""
+        waiting: dict[str, int] = {}
+        if self._collecting.acquire(blocking=False):  # two at a time would count an event twice
+            try:
+                for attached in self._sinks:
+                    name = type(attached.sink).__name__
+                    self._measures.add_sink_events(name, attached.counts.take())
+                    if attached.counts.waiting is not None:
+                        waiting[name] = waiting.get(name, 0) + attached.counts.waiting
+            finally:
+                self._collecting.release()
+        return waiting
 
     def close(self, *, wait: bool, deadline: float) -> None:
         """Closes the supervisor; no other is made."""
@@ -150,6 +175,7 @@ class Supervision:
     def renew_after_fork(self) -> None:
         """In a forked child: the next async registration makes a supervisor of the child's own."""
         self._lock = threading.Lock()
+        self._collecting = threading.Lock()
         if self.supervisor is not None:
             # Kept and never called: finalizing it would close what the parent shares with its workers.
             self._inherited.append(self.supervisor)
@@ -161,6 +187,10 @@ class Supervision:
         self.outlet.set_sinks([attached.sink for attached in sinks if attached.is_inline])
         if self.supervisor is not None:
             self.supervisor.set_sinks([attached.sink for attached in sinks])
+
+
+def _attached(sink: LogSinkLike, is_inline: bool) -> _AttachedSink:
+    return _AttachedSink(_checked(sink), is_inline, SinkCounts(sink))
 
 
 def _checked(sink: LogSinkLike) -> LogSinkLike:

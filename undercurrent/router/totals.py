@@ -20,11 +20,12 @@ DROP_REASONS = (
     "too_large",
     "unread",
     "late",
+    "unasked",
     "forked",
 )
 """Why a probe never saw a record: overwritten; refused by a full queue at once, or after waiting; no memory for it; a
-payload that cannot cross; a payload that is too long; still waiting when its request's deadline passed; routed when its
-request was ending; routed in a forked child."""
+payload that cannot cross; one that is too long; still waiting when its request's deadline passed; routed when its
+request was ending; answered by the policy of a bounded inline point with an open breaker; routed in a forked child."""
 
 
 @dataclass(frozen=True, slots=True)
