@@ -12,7 +12,7 @@ from undercurrent.runtime.domain.generation import ProbeValue
 from undercurrent.runtime.errors import ArchiveCorruptError, RuntimeValueError
 from undercurrent.runtime.masking import PackedMask
 
-__all__ = ["CoalitionRecord", "CoalitionRecordDraft", "Row", "decode_row", "encode_row", "encode_values"]
+__all__ = ["CoalitionRecord", "CoalitionRecordDraft", "Row", "decode_row", "encode_columns", "encode_values"]
 
 Row = tuple[int, str, str, bytes, int, str, str, float, int, str, str | None]
 """The columns of `coalition_records` in their order."""
@@ -58,15 +58,14 @@ _NUMBERS = msgspec.json.Decoder(tuple[float, ...])
 _VALUES = msgspec.json.Decoder(dict[str, ProbeValue])
 
 
-def encode_row(record_id: int, draft: CoalitionRecordDraft) -> Row:
-    """The columns of a draft.
+def encode_columns(draft: CoalitionRecordDraft) -> tuple[str, str, bytes, int, str, str, float, int, str, str | None]:
+    """The columns of a draft, without its `record_id`.
 
     Raises:
         RuntimeValueError: a log-probability is NaN.
     """
     mask = draft.mask
     return (
-        record_id,
         draft.snapshot_id,
         draft.coalition_key,
         mask.words,
@@ -96,7 +95,7 @@ def decode_row(row: Row, values: str | None = None) -> CoalitionRecord:
     """The record of a row.
 
     Raises:
-        ArchiveCorruptError: log-probabilities or values are not what `encode_row` writes.
+        ArchiveCorruptError: log-probabilities or values are not what `encode_columns` writes.
     """
     number, snapshot_id, key, words, n_bits, policy, model_id, elapsed_ms, hit, text, logprobs = row
     try:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Protocol
 
 import msgspec
@@ -88,7 +88,6 @@ def _remembered_part(*parts: object) -> _Digest:
         return _shared_part(*parts)  # type: ignore[arg-type]
 
 
-@cache
 def _is_frozen(kind: type) -> bool:
     """Tells whether values of a type never change, so that what was hashed of one can be kept."""
     if issubclass(kind, msgspec.Struct):
