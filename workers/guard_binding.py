@@ -60,8 +60,7 @@ class GuardBinding(AsyncBinding):
 
     def ask(self, record: ActivationRecord, deadline: float) -> GuardAnswer:
         """Sends `record` and returns the guard's answer, at `deadline` (monotonic) at the latest."""
-        begun = self.begin(record, deadline)
-        return begun if isinstance(begun, GuardAnswer) else self.take(begun)
+        return self.take(self.begin(record, deadline))
 
     def begin(self, record: ActivationRecord, deadline: float) -> Ask | GuardAnswer:
         """Sends `record`; `take` must follow on any thread, where it was sent. Nobody else can ask until then."""
@@ -81,8 +80,10 @@ class GuardBinding(AsyncBinding):
             return ask
         return GuardAnswer(reason="closed" if status == CLOSED else "not_taken")
 
-    def take(self, ask: Ask) -> GuardAnswer:
-        """Waits for the answer to what `begin` sent."""
+    def take(self, ask: Ask | GuardAnswer) -> GuardAnswer:
+        """Waits for the answer to what `begin` sent, or returns why that was not sent."""
+        if isinstance(ask, GuardAnswer):
+            return ask
         try:
             status, kind, data = self.ring.await_answer(ask.sequence, ask.deadline, ask.interrupts)
             if status == OK and kind == ELSEWHERE:

@@ -9,7 +9,7 @@ import pytest
 from router_points import REGISTRY, Collect, context, fresh_id, make_point, make_record
 
 from undercurrent.core import Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext
-from undercurrent.router import InterventionMode, InterventionPolicy, Router, RouterError
+from undercurrent.router import Router, RouterError
 from undercurrent.spec import ActivationRecord, ProbeKind, Sample, SampleBy, TensorType
 
 
@@ -204,13 +204,6 @@ def test_sampled_records_alone_reach_the_probe(router: Router) -> None:
     assert 0 < len(kept) < 200
     assert result.metadata["coverage"]["reasons"] == ["sampled"]
     assert not result.metadata["coverage"]["complete"]
-
-
-def test_bounded_inline_point_is_refused_with_the_reason(router: Router) -> None:
-    policy = InterventionPolicy(InterventionMode.BLOCK_UNTIL_SIGNAL, timeout_ms=50)
-
-    with pytest.raises(RouterError, match="not available in this version"):
-        router.register_request("bounded", [make_point(intervention=policy)], context("bounded"))
 
 
 def test_probe_classes_need_no_factory() -> None:

@@ -14,6 +14,7 @@ used with can be imported from here too.
 
 from undercurrent.core import Probe, ProbeAction, ProbeFactory, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import RouterError
+from undercurrent.router.breakers import BreakerCounts, BreakerStatus
 from undercurrent.router.defaults import (
     DEFAULT_CIRCUIT_BREAKER_THRESHOLD,
     DEFAULT_DRAIN_TIMEOUT,
@@ -42,6 +43,8 @@ __all__ = [
     "DEFAULT_QUEUE_DEPTH",
     "ActivationRecord",
     "AsyncRequestHandle",
+    "BreakerCounts",
+    "BreakerStatus",
     "ExecutionMode",
     "ExtractionPoint",
     "InMemoryMetricsRegistry",

@@ -139,7 +139,7 @@ def _looks(requests: Iterable[LiveRequest]) -> list[Look]:
     return [
         ((request.request_id, name), binding.statistics())
         for request in requests
-        for name, binding in request.worker_bindings().items()
+        for name, binding in request.async_bindings().items()
     ]
 
 

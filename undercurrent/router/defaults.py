@@ -22,6 +22,18 @@ DEFAULT_CIRCUIT_BREAKER_THRESHOLD: Final = 5
 PROBE_TIMEOUT_S: Final = 30.0
 """How long one call of a probe may take in a worker before the worker is ended."""
 
+GUARD_START_S: Final = 10.0
+"""How long a registration waits for the guards of its bounded points."""
+_HUNG_S_MIN: Final = 1.0
+_HUNG_TIMEOUTS: Final = 10
+
+
+def default_guard_timeout_s(timeout_s: float) -> float:
+    """How long one call of a bounded point's probe may take before its guard is ended: ten times its bound, at least
+    a second. Until then the other requests of the point wait for the guard in vain."""
+    return max(_HUNG_S_MIN, _HUNG_TIMEOUTS * timeout_s)
+
+
 _WORKER_POOL_SIZE_MAX = 8
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from undercurrent.core import ProbeResult
+from undercurrent.router.bounded import BoundedBinding
 from undercurrent.router.forked import ForkedBinding
 from undercurrent.router.requests import LiveRequest, LocalBinding
 from undercurrent.router.sampling import mark_sampled, reads_every_record
@@ -30,7 +31,7 @@ def tell_workers(request: LiveRequest, deadline: float) -> None:
         if isinstance(binding, ForkedBinding):
             binding.end(deadline)
         else:
-            own.append(binding)
+            own.append(binding.guard if isinstance(binding, BoundedBinding) else binding)
     if own:
         # Imported here, as it needs shared memory; a binding means that it is loaded already.
         from undercurrent.workers.binding import end_bindings

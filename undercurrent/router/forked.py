@@ -54,7 +54,7 @@ class ForkedBinding:
         """Counts `record`; the first of a binding is logged."""
         if self._routed.bump() == 0:
             _logger.warning(
-                "async point %r of request %r: this process is a fork of the router's, its records are counted and not "
+                "point %r of request %r: this process is a fork of the router's, its records are counted and not "
                 "seen; register requests in the process that routes them (said once)",
                 self._point.name,
                 self._request_id,

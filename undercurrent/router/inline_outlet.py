@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from undercurrent.core import ProbeAction, ProbeResult, ProbeSignal
 from undercurrent.sinks import ResultRecord, SignalRecord
@@ -23,7 +23,12 @@ _logger = logging.getLogger("undercurrent.router")
 
 _WAITING_COUNT_MAX = 65_536
 
-Entry = SignalRecord | ResultRecord
+
+class _Notice(NamedTuple):
+    record: SignalRecord
+
+
+Entry = SignalRecord | ResultRecord | _Notice
 
 
 class InlineOutlet:
@@ -36,6 +41,7 @@ class InlineOutlet:
     def __init__(self, measures: Measures | None = None) -> None:
         self._measures = measures or Measures()
         self._sinks: tuple[LogSinkLike, ...] = ()
+        self._notice_sinks: tuple[LogSinkLike, ...] = ()
         self._condition = threading.Condition()
         self._entries: deque[Entry] = deque()  # guarded by _condition, as is all below
         self._thread: threading.Thread | None = None
@@ -44,9 +50,10 @@ class InlineOutlet:
         self._is_closed = False
         self._is_loss_logged = False
 
-    def set_sinks(self, sinks: Sequence[LogSinkLike]) -> None:
-        """Replaces the sinks at once; what waits goes to the new ones."""
+    def set_sinks(self, sinks: Sequence[LogSinkLike], *, every: Sequence[LogSinkLike] = ()) -> None:
+        """Replaces the sinks at once; what waits goes to the new ones. `every` sink attached gets notices."""
         self._sinks = tuple(sinks)
+        self._notice_sinks = tuple(every)
 
     def wants(self, signal: ProbeSignal) -> bool:
         """Whether `signal` is an abort or a flag and a sink wants it."""
@@ -55,6 +62,11 @@ class InlineOutlet:
     def take_signal(self, record: SignalRecord) -> None:
         """Takes a signal that is wanted; never waits for a sink."""
         self._put([record])
+
+    def take_notice(self, record: SignalRecord) -> None:
+        """Takes what the router itself says, for every sink that is attached."""
+        if self._notice_sinks:
+            self._put([_Notice(record)])
 
     def take_results(self, results: Mapping[str, ProbeResult], request_id: str, model: str | None) -> None:
         """Takes the results of a request's inline points."""
@@ -105,11 +117,11 @@ class InlineOutlet:
                     return
                 entries = list(self._entries)
                 self._entries.clear()
-            sinks = self._sinks
+            sinks, notice_sinks = self._sinks, self._notice_sinks
             for entry in entries:
-                for sink in sinks:
+                for sink in notice_sinks if isinstance(entry, _Notice) else sinks:
                     _guarded(sink, partial(self._measures.write_to, sink, _write, sink, entry))
-            for sink in sinks:
+            for sink in {id(sink): sink for sink in (*sinks, *notice_sinks)}.values():
                 _guarded(sink, partial(_flush, sink))
             with self._condition:
                 self._written_count += len(entries)
@@ -118,6 +130,8 @@ class InlineOutlet:
 
 def _write(sink: LogSinkLike, entry: Entry) -> None:
     """Gives `entry` to `sink`, whole where the sink takes it whole."""
+    if isinstance(entry, _Notice):
+        entry = entry.record
     kind = "signal" if isinstance(entry, SignalRecord) else "result"
     write_record = getattr(sink, f"write_{kind}_record", None)
     if write_record is not None:

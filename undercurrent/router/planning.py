@@ -15,19 +15,20 @@ from undercurrent.errors import (
     did_you_mean,
     one_of,
 )
-from undercurrent.router.defaults import PROBE_TIMEOUT_S
+from undercurrent.router.defaults import PROBE_TIMEOUT_S, default_guard_timeout_s
 from undercurrent.spec import (
     ExecutionMode,
     ExtractionPoint,
     InterventionMode,
     InterventionPolicy,
+    OnError,
     OverflowPolicy,
     ProbeKind,
     find_point_problems,
 )
 from undercurrent.workers import BindingPlan
 
-__all__ = ["InlinePlan", "Plan", "PointDefaults", "as_probe_registry", "plan_request"]
+__all__ = ["BoundedPlan", "InlinePlan", "Plan", "PointDefaults", "as_probe_registry", "plan_request", "worker_plans"]
 
 ProbeSource = Mapping[str, ProbeFactory | type[Probe]] | ProbeRegistry | None
 """What a caller may pass as `probe_registry`."""
@@ -41,7 +42,20 @@ class InlinePlan:
     factory: ProbeFactory
 
 
-Plan = InlinePlan | BindingPlan
+@dataclass(frozen=True, slots=True)
+class BoundedPlan:
+    """A bounded inline point whose guard can be asked for."""
+
+    guard: BindingPlan
+    policy: InterventionPolicy
+
+    @property
+    def point(self) -> ExtractionPoint:
+        """The point."""
+        return self.guard.point
+
+
+Plan = InlinePlan | BoundedPlan | BindingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +140,9 @@ def _plan_point(request_id: str, point: ExtractionPoint, context: RequestContext
         if len(_checked) >= _CHECKED_MAX:
             _checked.clear()
         _checked[key] = (point, factory, defaults)
+    policy = point.intervention or defaults.intervention
+    if point.execution_mode == ExecutionMode.INLINE and policy.mode == InterventionMode.BLOCK_UNTIL_SIGNAL:
+        return _plan_bounded(request_id, point, factory, context, policy)
     if point.execution_mode != ExecutionMode.ASYNC:
         return InlinePlan(point, factory)
     return _plan_async(request_id, point, factory, context, defaults)
@@ -157,6 +174,35 @@ def _plan_async(
         probe_timeout_s=PROBE_TIMEOUT_S if point.probe_timeout_s is None else point.probe_timeout_s,
         workers=point.workers,
     )
+
+
+def _plan_bounded(
+    request_id: str,
+    point: ExtractionPoint,
+    factory: ProbeFactory,
+    context: RequestContext,
+    policy: InterventionPolicy,
+) -> BoundedPlan:
+    assert policy.timeout_ms is not None, "a bounded policy has a timeout"
+    timeout_s = point.probe_timeout_s
+    guard = BindingPlan(
+        request_id=request_id,
+        point=point,
+        factory=factory,
+        context=context,
+        # One record waits at most: what its caller has given up on must not delay the next one.
+        queue_depth=1,
+        overflow_policy=OverflowPolicy.DROP_OLDEST,
+        probe_timeout_s=default_guard_timeout_s(policy.timeout_ms / 1000) if timeout_s is None else timeout_s,
+        is_bounded=True,
+    )
+    return BoundedPlan(guard, policy)
+
+
+def worker_plans(plans: Iterable[Plan]) -> list[BindingPlan]:
+    """The plans of bindings whose probes run in workers and guards."""
+    guards = (plan.guard if isinstance(plan, BoundedPlan) else plan for plan in plans)
+    return [plan for plan in guards if isinstance(plan, BindingPlan)]
 
 
 def _resolve_factory(point: ExtractionPoint, registry: ProbeRegistry) -> ProbeFactory:
@@ -204,7 +250,8 @@ def _check_intervention(point: ExtractionPoint, policy: InterventionPolicy) -> N
             f"extraction point {point.name!r}: an async point cannot block until a signal; use `mode: reject` or make "
             "the point inline"
         )
-    raise RouterError(
-        f"extraction point {point.name!r}: bounded inline points need a guard process, which is not available in this "
-        "version; use `mode: reject`"
-    )
+    if point.on_error != OnError.RAISE:
+        raise RouterError(
+            f"extraction point {point.name!r}: `on_error` goes with an unbounded inline point, got "
+            f"{str(point.on_error)!r}; under the router's default 'block_until_signal', `on_timeout` answers for errors"
+        )

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from undercurrent.core import RequestContext
+from undercurrent.router.bounded import BoundedBinding
+from undercurrent.router.breakers import Breakers
 from undercurrent.router.inline import InlineBinding, model_of
 from undercurrent.router.inline_outlet import InlineOutlet
-from undercurrent.router.planning import InlinePlan, Plan
+from undercurrent.router.planning import BoundedPlan, InlinePlan, Plan, worker_plans
 from undercurrent.router.requests import LiveRequest
 from undercurrent.router.sampling import SkippedBinding, skips_request
 from undercurrent.router.supervision import Supervision
+from undercurrent.spec import InterventionPolicy
 from undercurrent.workers import BindingPlan
 
 if TYPE_CHECKING:
     from undercurrent.router.requests import Binding
-    from undercurrent.workers import AsyncBinding, Supervisor
+    from undercurrent.workers import Supervisor
 
 __all__ = ["build_request"]
 
@@ -27,19 +30,21 @@ def build_request(
     plans: Sequence[Plan],
     context: RequestContext,
     supervision: Supervision,
+    breakers: Breakers,
     *,
     wait_s: float | None,
 ) -> LiveRequest:
     """Builds and starts every binding of a request; holds no lock, as constructors and `on_start` are the user's code.
 
     Inline probes are built and started first, on this thread: what fails there has not touched a worker. Whatever
-    raises leaves nothing behind; probes that had started get no `on_end`, as their request never existed.
+    raises leaves nothing behind; probes that had started get no `on_end`, as their request never existed. Bounded
+    points wait for their guards last.
     """
     kept = [plan for plan in plans if not skips_request(plan.point, request_id)]
-    async_plans = [plan for plan in kept if isinstance(plan, BindingPlan)]
-    if async_plans:
+    in_workers = worker_plans(kept)
+    if in_workers:
         supervisor = supervision.get()
-        for plan in async_plans:
+        for plan in in_workers:
             supervisor.check(plan)
     bindings: dict[str, Binding] = {}
     inline = [
@@ -48,8 +53,9 @@ def build_request(
     for binding in inline:
         binding.start()
         bindings[binding.point.name] = binding
-    if async_plans:
-        bindings.update(_open_async(supervisor, async_plans, wait_s))
+    if in_workers:
+        bounded = {plan.point.name: plan.policy for plan in kept if isinstance(plan, BoundedPlan)}
+        bindings.update(_open(supervisor, in_workers, bounded, breakers, supervision.outlet, wait_s=wait_s))
     points = {plan.point.name: plan.point for plan in plans}
     in_order = {name: bindings.get(name) or SkippedBinding(request_id, name) for name in points}
     return LiveRequest(request_id, points, in_order, model_of(context))
@@ -60,16 +66,35 @@ def _spawn_inline(request_id: str, plan: InlinePlan, context: RequestContext, ou
     return InlineBinding(request_id=request_id, point=plan.point, probe=probe, context=context, outlet=outlet)
 
 
-def _open_async(supervisor: Supervisor, plans: Sequence[BindingPlan], wait_s: float | None) -> dict[str, AsyncBinding]:
-    """Opens a binding per plan; with `wait_s`, waits up to that long for all their probes to start."""
-    bindings = supervisor.open_bindings(plans)
+def _open(
+    supervisor: Supervisor,
+    plans: Sequence[BindingPlan],
+    bounded: Mapping[str, InterventionPolicy],
+    breakers: Breakers,
+    outlet: InlineOutlet,
+    *,
+    wait_s: float | None,
+) -> dict[str, Binding]:
+    """Opens a binding per plan; waits for the probes of bounded points to start, and with `wait_s` for all."""
+    opened = supervisor.open_bindings(plans)
+    bindings: dict[str, Binding] = {}
     try:
-        if wait_s is not None:
-            deadline = time.monotonic() + wait_s
-            for binding in bindings:
-                binding.wait_started(deadline)
+        deadline = time.monotonic() + (wait_s or 0.0)
+        for plan, binding in zip(plans, opened, strict=True):
+            name = plan.point.name
+            if name not in bounded:
+                bindings[name] = binding
+                if wait_s is not None:
+                    binding.wait_started(deadline)
+                continue
+            guard: Any = binding
+            gate = BoundedBinding(
+                guard=guard, policy=bounded[name], breaker=breakers.of(name), context=plan.context, outlet=outlet
+            )
+            bindings[name] = gate
+            gate.start(None if wait_s is None else max(0.0, deadline - time.monotonic()))
     except BaseException:
-        for binding in bindings:
+        for binding in opened:
             binding.abandon()
         raise
-    return {plan.point.name: binding for plan, binding in zip(plans, bindings, strict=True)}
+    return bindings

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from undercurrent.errors import RouterError, did_you_mean
+from undercurrent.router.bounded import BoundedBinding, ForkedGuard
 from undercurrent.router.forked import ForkedBinding
 from undercurrent.router.inline import Dispatch, InlineBinding
 from undercurrent.router.sampling import SkippedBinding, reads_every_record, thinned
@@ -26,12 +27,13 @@ _NOT_REGISTERED = (
 
 LocalBinding = InlineBinding | SkippedBinding
 _LOCAL_TYPES = (InlineBinding, SkippedBinding)
+_INLINE_TYPES = (*_LOCAL_TYPES, BoundedBinding, ForkedGuard)
 
 if TYPE_CHECKING:
     from undercurrent.workers import AsyncBinding
     from undercurrent.workers.binding import RowTarget
 
-    WorkerBinding = AsyncBinding | ForkedBinding
+    WorkerBinding = AsyncBinding | BoundedBinding | ForkedBinding
     Binding = LocalBinding | WorkerBinding
 
 
@@ -48,13 +50,19 @@ class LiveRequest:
     routes: dict[RouteKey, Dispatch] = field(init=False)
     row_targets: dict[RouteKey, RowTarget] = field(init=False)
     """The routes whose records go to a worker without further ado, so that many can go in one call."""
+    bounded_routes: dict[RouteKey, BoundedBinding] = field(init=False)
+    """The routes that wait for a guard, so that several can wait together."""
 
     def __post_init__(self) -> None:
         self._build_routes()
 
-    def local_names(self) -> list[str]:
-        """The names of the points whose results are made in this process."""
-        return [name for name, binding in self.bindings.items() if isinstance(binding, _LOCAL_TYPES)]
+    def inline_names(self) -> list[str]:
+        """The names of the inline points, bounded ones included."""
+        return [name for name, binding in self.bindings.items() if isinstance(binding, _INLINE_TYPES)]
+
+    def async_bindings(self) -> dict[str, AsyncBinding | ForkedBinding]:
+        """The bindings of async points, by point name."""
+        return {name: b for name, b in self.bindings.items() if not isinstance(b, _INLINE_TYPES)}
 
     def worker_bindings(self) -> dict[str, WorkerBinding]:
         """The bindings whose probes run in workers, by point name."""
@@ -66,16 +74,21 @@ class LiveRequest:
             binding.abandon()
 
     def replace_worker_bindings(self, replacement: Callable[[str, ExtractionPoint], ForkedBinding]) -> None:
-        """Puts another binding in place of each async one."""
-        for name in self.worker_bindings():
-            self.bindings[name] = replacement(self.request_id, self.points[name])
+        """Puts another binding in place of each async one, and of each bounded inline one."""
+        for name, binding in self.worker_bindings().items():
+            if isinstance(binding, BoundedBinding):
+                self.bindings[name] = binding.in_child()
+            else:
+                self.bindings[name] = replacement(self.request_id, self.points[name])
         self._build_routes()
 
     def _build_routes(self) -> None:
         self.routes = {}
         self.row_targets = {}
+        self.bounded_routes = {}
         for name, binding in self.bindings.items():
             point = self.points[name]
+            bounded = binding if isinstance(binding, BoundedBinding) and reads_every_record(point) else None
             dispatch: Dispatch
             target = None
             if isinstance(binding, _LOCAL_TYPES):
@@ -90,6 +103,8 @@ class LiveRequest:
                 self.routes[key] = dispatch
                 if target is not None:
                     self.row_targets[key] = target
+                if bounded is not None:
+                    self.bounded_routes[key] = bounded
 
 
 class RequestTable:
@@ -98,6 +113,7 @@ class RequestTable:
     def __init__(self) -> None:
         self.routes: dict[RouteKey, Dispatch] = {}
         self.row_targets: dict[RouteKey, RowTarget] = {}
+        self.bounded_routes: dict[RouteKey, BoundedBinding] = {}
         self.is_closed = False
         self._lock = threading.Lock()
         self._requests: dict[str, LiveRequest | None] = {}  # guarded by _lock; None: an id that is being registered
@@ -135,6 +151,7 @@ class RequestTable:
                 raise RouterError(SHUT_DOWN)
             self._requests[request.request_id] = request
             self.row_targets.update(request.row_targets)
+            self.bounded_routes.update(request.bounded_routes)
             self.routes.update(request.routes)
 
     def replace_route(self, key: RouteKey, expected: Dispatch, replacement: Dispatch) -> None:
@@ -155,6 +172,7 @@ class RequestTable:
             for key in request.routes:
                 self.routes.pop(key, None)
                 self.row_targets.pop(key, None)
+                self.bounded_routes.pop(key, None)
             return request
 
     def find_binding(self, request_id: str, point_name: str) -> Binding:
@@ -183,6 +201,7 @@ class RequestTable:
             self._requests.clear()
             self.routes.clear()
             self.row_targets.clear()
+            self.bounded_routes.clear()
             return requests
 
     def find_route(self, record: ActivationRecord) -> Dispatch:
@@ -230,6 +249,7 @@ class RequestTable:
                 request.replace_worker_bindings(replacement)
                 self.routes.update(request.routes)
         self.row_targets.clear()
+        self.bounded_routes.clear()
 
     def _find_live(self, request_id: str) -> LiveRequest:
         """Returns a request that can be routed to; called with the lock held."""

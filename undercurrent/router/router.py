@@ -12,6 +12,8 @@ from undercurrent.core import Probe, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbingValueError, RouterError
 from undercurrent.router.accounts import Accounts
 from undercurrent.router.awaiting import Awaiting
+from undercurrent.router.bounded import BoundedBinding
+from undercurrent.router.breakers import BreakerAccess, Breakers
 from undercurrent.router.defaults import (
     DEFAULT_CIRCUIT_BREAKER_THRESHOLD,
     DEFAULT_DRAIN_TIMEOUT,
@@ -23,7 +25,7 @@ from undercurrent.router.forked import ForkedBinding, renew_in_children
 from undercurrent.router.handle import AsyncRequestHandle, RequestHandle
 from undercurrent.router.inline import InlineBinding
 from undercurrent.router.metrics import MetricsSink, MetricsSnapshot
-from undercurrent.router.planning import PointDefaults, ProbeSource, as_probe_registry, plan_request
+from undercurrent.router.planning import PointDefaults, ProbeSource, as_probe_registry, plan_request, worker_plans
 from undercurrent.router.registration import build_request
 from undercurrent.router.requests import LiveRequest, LocalBinding, RequestTable
 from undercurrent.router.rows import RowLike, route_rows
@@ -31,7 +33,6 @@ from undercurrent.router.step import Step
 from undercurrent.router.supervision import LogSinkLike, Supervision, WorkerSettings
 from undercurrent.router.totals import RouterMetrics
 from undercurrent.spec import ActivationRecord, ExtractionPoint, InterventionPolicy, OverflowPolicy, TensorType
-from undercurrent.workers import BindingPlan
 from undercurrent.workers.measures import Measures
 
 __all__ = ["Router"]
@@ -39,7 +40,7 @@ __all__ = ["Router"]
 _FLUSH_TIMEOUT_S = 30.0
 
 
-class Router:
+class Router(BreakerAccess):
     """Dispatches records to probes: inline ones here and now, async ones in worker processes.
 
     All methods may be called on any thread. Worker processes start with the first async registration, or with
@@ -100,6 +101,7 @@ class Router:
         self._table = RequestTable()
         self._routes = self._table.routes
         self._listeners = EndListeners()
+        self._breakers = Breakers(circuit_breaker_threshold)
         self._awaiting = Awaiting()
         settings = WorkerSettings(self.worker_pool_size, worker_mode, engine_cpus, memory_max_bytes)
         measures = Measures()
@@ -133,7 +135,7 @@ class Router:
         plans = plan_request(request_id, extraction_points, request_ctx, self._defaults)
         self._table.reserve(request_id)
         try:
-            request = build_request(request_id, plans, request_ctx, self._supervision, wait_s=wait_s)
+            request = build_request(request_id, plans, request_ctx, self._supervision, self._breakers, wait_s=wait_s)
         except BaseException:
             self._table.release(request_id)
             raise
@@ -280,7 +282,7 @@ class Router:
             RouterError: unknown or ended request, unknown point, or an inline point.
         """
         binding = self._table.find_binding(request_id, extraction_point_name)
-        if isinstance(binding, LocalBinding):
+        if isinstance(binding, LocalBinding | BoundedBinding):
             raise RouterError(
                 f"extraction point {extraction_point_name!r} has no queue, as it runs inline; metrics are those of "
                 "async points"
@@ -293,7 +295,7 @@ class Router:
         Counters of records are exact. What workers measure (signals of live async requests, and times) is up to two
         seconds old; `flush` brings it up to date.
         """
-        return self._accounts.totals(getattr(self, "breakers", dict)())
+        return self._accounts.totals(self.breakers())
 
     def get_probe(self, request_id: str, extraction_point_name: str) -> Probe:
         """The probe instance of a live inline point.
@@ -327,11 +329,11 @@ class Router:
         """
         context = RequestContext("prewarm", {}, None)
         plans = plan_request("prewarm", extraction_points, context, self._defaults)
-        async_plans = [plan for plan in plans if isinstance(plan, BindingPlan)]
+        in_workers = worker_plans(plans)
         supervisor = self._supervision.get()
-        for plan in async_plans:
+        for plan in in_workers:
             supervisor.check(plan)
-        supervisor.prewarm(async_plans)
+        supervisor.prewarm(in_workers)
 
     def flush(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> bool:
         """Waits until workers have handled what was routed so far and every sink has it; False after `timeout_s`."""
@@ -377,7 +379,7 @@ class Router:
             self._accounts.end(request, {})
             raise
         outlet = self._supervision.outlet
-        outlet.take_results({name: results[name] for name in request.local_names()}, request.request_id, request.model)
+        outlet.take_results({name: results[name] for name in request.inline_names()}, request.request_id, request.model)
         outlet.flush(deadline)
         self._accounts.end(request, results)
         self._listeners.notify(request.request_id, results)
@@ -390,6 +392,7 @@ class Router:
     def _renew_after_fork(self) -> None:
         self._table.renew_after_fork(ForkedBinding)
         self._listeners.renew_after_fork()
+        self._breakers.renew_after_fork()
         self._supervision.renew_after_fork()
         self._accounts.renew_after_fork()
         self._awaiting = Awaiting()

@@ -12,6 +12,8 @@ from undercurrent.router.requests import RequestTable, tensor_type_word
 from undercurrent.spec import ActivationRecord, TensorType
 
 if TYPE_CHECKING:
+    from undercurrent.router.bounded import BoundedBinding
+    from undercurrent.workers.guard_binding import Ask, GuardAnswer
     from undercurrent.workers.lane import Lane
     from undercurrent.workers.rows import LaneRow
 
@@ -38,7 +40,7 @@ class RowsError(RouterError):
     An engine fails the requests of `errors` and goes on with `signals`, so that one request's probe harms no other.
     """
 
-    def __init__(self, message: str, *, signals: list[ProbeSignal | None], errors: dict[int, Exception]) -> None:
+    def __init__(self, message: str, *, signals: list[ProbeSignal | None], errors: dict[int, BaseException]) -> None:
         super().__init__(message)
         self.signals = signals
         """By entry, as `route_rows` returns them; None where the entry failed."""
@@ -51,7 +53,8 @@ def route_rows(
 ) -> list[ProbeSignal | None]:
     """Routes `rows[entry.row]` for each entry; see `Router.route_rows`.
 
-    What goes to workers goes first and in one call per lane, so that they can begin; then the rest, in order.
+    What goes to workers goes first and in one call per lane, so that they can begin; then to guards, all of which are
+    asked before any is waited for; then the rest, in order.
     """
     word = tensor_type_word(tensor_type)
     timestamp = time.time()
@@ -80,7 +83,11 @@ def route_rows(
     if one_by_one:
         one_by_one.sort()
         records = _Records(table, rows, layer, word, timestamp)
-        _route_one_by_one(records, entries, one_by_one, signals)
+        errors: dict[int, BaseException] = {}
+        rest = _ask_guards(records, entries, one_by_one, signals, errors) if table.bounded_routes else one_by_one
+        _route_one_by_one(records, entries, rest, signals, errors)
+        if errors:
+            raise _rows_error(signals, errors)
     return signals
 
 
@@ -104,25 +111,93 @@ class _Records(NamedTuple):
         )
 
 
+class _Asked(NamedTuple):
+    """A row that was sent to a guard and not answered yet."""
+
+    index: int
+    binding: BoundedBinding
+    record: ActivationRecord
+    begun: Ask | GuardAnswer | None
+
+
+def _ask_guards(
+    records: _Records,
+    entries: Sequence[RowLike],
+    indices: list[int],
+    signals: list[ProbeSignal | None],
+    errors: dict[int, BaseException],
+) -> list[int]:
+    """Fills `signals` at those of `indices` whose points are bounded, and returns the others.
+
+    Their deadlines run side by side: a probe that hangs costs the step its bound once, and not once per row. Only the
+    rows of one binding wait for one another. No user code runs here.
+    """
+    rest: list[int] = []
+    asked: dict[BoundedBinding, _Asked] = {}
+    try:
+        for index in indices:
+            entry = entries[index]
+            binding = records.table.bounded_routes.get((entry[0], entry[1], records.layer, records.tensor_type))
+            if binding is None:
+                rest.append(index)
+                continue
+            earlier = asked.pop(binding, None)
+            if earlier is not None:
+                _take_answer(earlier, signals)
+            try:
+                record = records.make(entry, index)
+            except Exception as error:
+                errors[index] = error
+                continue
+            asked[binding] = _Asked(index, binding, record, binding.begin(record))
+    finally:
+        _take_answers(asked, signals)
+    return rest
+
+
+def _take_answers(asked: dict[BoundedBinding, _Asked], signals: list[ProbeSignal | None]) -> None:
+    """Takes every answer, also when the caller is interrupted: nobody could ask those guards again otherwise."""
+    interruption: BaseException | None = None
+    while asked:
+        try:
+            _take_answer(asked.popitem()[1], signals)
+        except BaseException as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption
+
+
+def _take_answer(asked: _Asked, signals: list[ProbeSignal | None]) -> None:
+    signals[asked.index] = asked.binding.take(asked.begun, asked.record)
+
+
 def _route_one_by_one(
-    records: _Records, entries: Sequence[RowLike], indices: list[int], signals: list[ProbeSignal | None]
+    records: _Records,
+    entries: Sequence[RowLike],
+    indices: list[int],
+    signals: list[ProbeSignal | None],
+    errors: dict[int, BaseException],
 ) -> None:
     """Fills `signals` at `indices`; one entry's error keeps no other from being routed."""
-    errors: dict[int, Exception] = {}
     for index in indices:
         try:
             record = records.make(entries[index], index)
             signals[index] = records.table.find_route(record)(record)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             errors[index] = error
-    if errors:
-        first = next(iter(errors.values()))
-        raise RowsError(
-            f"{len(errors)} of {len(entries)} rows failed, the first with {type(first).__name__}: {first}; see "
-            "`errors` and `signals` of this error",
-            signals=signals,
-            errors=errors,
-        ) from first
+
+
+def _rows_error(signals: list[ProbeSignal | None], errors: dict[int, BaseException]) -> RowsError:
+    first_index = min(errors)
+    first = errors[first_index]
+    error = RowsError(
+        f"{len(errors)} of {len(signals)} rows failed, the first with {type(first).__name__}: {first}; see "
+        "`errors` and `signals` of this error",
+        signals=signals,
+        errors=dict(sorted(errors.items())),
+    )
+    error.__cause__ = first
+    return error
 
 
 def _own_copy(row: Any) -> Any:

@@ -184,7 +184,8 @@ class Supervision:
 
     def _set_sinks(self, sinks: list[_AttachedSink]) -> None:
         self._sinks = sinks
-        self.outlet.set_sinks([attached.sink for attached in sinks if attached.is_inline])
+        every = [attached.sink for attached in sinks]
+        self.outlet.set_sinks([attached.sink for attached in sinks if attached.is_inline], every=every)
         if self.supervisor is not None:
             self.supervisor.set_sinks([attached.sink for attached in sinks])
 
