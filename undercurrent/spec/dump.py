@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -11,6 +12,8 @@ from undercurrent.spec.point import ExtractionPoint, InterventionPolicy, ProbeSp
 from undercurrent.spec.words import InterventionMode, OnError, UntilKind
 
 __all__ = ["extraction_point_to_dict", "probe_spec_to_dict", "to_yaml"]
+
+_FOLDED = re.compile("[\x85\u2028\u2029\ufeff]")
 
 
 def extraction_point_to_dict(point: ExtractionPoint) -> dict[str, Any]:
@@ -61,8 +64,18 @@ def to_yaml(spec: ProbeSpec) -> str:
     """
     import yaml
 
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    # YAML folds these as it folds newlines, unless they are escaped, which it does between double quotes only.
+    Dumper.add_representer(
+        str,
+        lambda dumper, value: dumper.represent_scalar(
+            "tag:yaml.org,2002:str", value, style='"' if _FOLDED.search(value) else None
+        ),
+    )
     try:
-        text: str = yaml.safe_dump(probe_spec_to_dict(spec), sort_keys=False, allow_unicode=True)
+        text: str = yaml.dump(probe_spec_to_dict(spec), Dumper=Dumper, sort_keys=False, allow_unicode=True)
     except yaml.representer.RepresenterError as error:
         raise ProbingTypeError(
             f"`probe_args` must hold plain values to be written as YAML, got {type(error.args[-1]).__name__}"

@@ -1,18 +1,19 @@
 """The spec format as JSON Schema, for editors and for other languages.
 
 The structs in `schema` give the shape. Added here are the deprecated keys and what one key demands of another. What
-JSON Schema cannot say stays with the loader: unique names, slices that are not empty, a batch that fits its ring.
+JSON Schema cannot say stays with the loader and stands in `BEYOND_JSON_SCHEMA`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from undercurrent.spec.schema import DEPRECATED_KEYS, SpecSchema
 
-__all__ = ["json_schema"]
+__all__ = ["BEYOND_JSON_SCHEMA", "UnsayableRule", "json_schema"]
 
 _ID = "urn:undercurrent:probe-spec:1"
 _TITLES = {
@@ -29,6 +30,40 @@ _BOUNDED = {"required": ["intervention"], "properties": {"intervention": {"type"
 _ASYNC_KEYS = ("queue_depth", "overflow_policy", "block_timeout_s", "workers", "batch")
 _PROCESS_KEYS = ("probe_timeout_s", "threads", "gpu")
 _NEUTRAL = {"workers": 1, "gpu": False, "on_error": "raise"}
+
+
+@dataclass(frozen=True, slots=True)
+class UnsayableRule:
+    """One thing the loader refuses and the JSON Schema lets through."""
+
+    says: str
+    """The rule, as a sentence without its end."""
+    example: str
+    """Keys of a point, or a whole text, that break it."""
+    message: str
+    """Regular expression of what the loader answers."""
+
+
+BEYOND_JSON_SCHEMA = (
+    UnsayableRule("names are unique in a file", "{extraction_points: [{name: a}, {name: a}]}", r"is taken by"),
+    UnsayableRule("a slice is not empty", 'position: "generated[5:3]"', r"must be greater than start"),
+    UnsayableRule(
+        "a prompt position does not lead before the first token", 'position: "prompt[2]-5"', r"leads before the first"
+    ),
+    UnsayableRule(
+        "`batch` fits `queue_depth`",
+        "{execution_mode: async, queue_depth: 4, batch: 8}",
+        r"the lesser of `queue_depth`",
+    ),
+    UnsayableRule(
+        "a whole number is written without a point or exponent", "layers: 6.0", r", got -?[\d.]+(\.0|e\+\d+)(;|$)"
+    ),
+    UnsayableRule("a number is one", "{sample: {rate: .nan}}", r", got nan$"),
+    UnsayableRule("the keys of `probe_args` are strings", "probe_args: {3: 4}", r"must have strings as keys"),
+    UnsayableRule("no key stands twice in a mapping", "{name: a, name: b}", r"duplicate key"),
+    UnsayableRule("the text is YAML in UTF-8 of at most 4 Mi characters", "{extraction_points: [", r"invalid YAML"),
+)
+"""What a document that the schema accepts may still be refused for; all there is, as a property test shows."""
 
 
 def json_schema() -> dict[str, Any]:

@@ -12,17 +12,20 @@ from dataclasses import dataclass, field
 from undercurrent.errors import PositionSyntaxError
 from undercurrent.spec.words import PositionKind
 
-__all__ = ["POSITION_PATTERN", "PositionSelector", "parse_position"]
+__all__ = ["INDEX_MAX", "POSITION_PATTERN", "PositionSelector", "parse_position"]
 
-# ASCII digits only: `\d` would take digits of any script. Eighteen of them stay within a signed 64-bit position.
+INDEX_MAX = 10**18 - 1
+"""The largest index and offset the grammar can write: eighteen digits stay within a signed 64-bit position."""
+
+# ASCII digits only: `\d` would take digits of any script.
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _POINT = re.compile(r"(prompt|generated)\[(-?[0-9]{1,18})\]([+-][0-9]{1,18})?")
 _CONTINUOUS = re.compile(r"generated\[(?:(\*)|([0-9]{1,18}):([0-9]{1,18})?)\]([+-][0-9]{1,18})?")
 
 POSITION_PATTERN = (
-    rf"^\s*(?:{_INTEGER.pattern}|{_POINT.pattern}|generated\[(?:\*|[0-9]{{1,18}}:(?:[0-9]{{1,18}})?)\])\s*$"
+    rf"^\s*(?:-0{{1,18}}|[0-9]{{1,18}}|{_POINT.pattern}|generated\[(?:\*|[0-9]{{1,18}}:(?:[0-9]{{1,18}})?)\])\s*$"
 )
-"""The grammar as one regular expression for the JSON Schema; that a slice is not empty is beyond it."""
+"""The positions that can match as one regular expression for the JSON Schema; see `BEYOND_JSON_SCHEMA` for the rest."""
 
 _GRAMMAR = (
     "an absolute integer index such as 5, 'prompt[i]', 'prompt[-i]', 'generated[i]' or 'generated[-i]' (each of these"

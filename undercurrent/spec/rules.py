@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from undercurrent.spec.point import ExtractionPoint
+from undercurrent.spec.position import INDEX_MAX
 from undercurrent.spec.schema import BATCH_RECORDS_MAX
 from undercurrent.spec.words import (
     ExecutionMode,
@@ -32,6 +33,17 @@ def _position_can_match(point: ExtractionPoint) -> str | None:
     position = point.position
     if position.kind is PositionKind.ABSOLUTE and position.index is not None and position.index < 0:
         return f"absolute index {position.index} never matches; write 'prompt[-1]' for the last prompt token"
+    if position.kind is PositionKind.ABSOLUTE and position.index is not None and position.index > INDEX_MAX:
+        return f"absolute index {position.index} is beyond any text; it must be <= {INDEX_MAX}"
+    if (
+        position.kind is PositionKind.PROMPT_INDEX
+        and position.index is not None
+        and 0 <= position.index < -position.offset
+    ):
+        return (
+            f"position {position.to_raw()!r} never matches, since it leads before the first token; count from the end"
+            f" of the prompt as in 'prompt[-1]', or take a smaller offset"
+        )
     return None
 
 

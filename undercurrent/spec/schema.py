@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, inspect
 
 from undercurrent.errors import one_of
-from undercurrent.spec.position import POSITION_PATTERN
+from undercurrent.spec.position import INDEX_MAX, POSITION_PATTERN
 from undercurrent.spec.words import (
     ExecutionMode,
     InterventionMode,
@@ -93,7 +93,8 @@ class PointSchema(Struct, forbid_unknown_fields=True):
     ]
     tensor_type: Annotated[TensorType, Meta(description="Which tensor of a layer is read.")]
     position: Annotated[
-        int | Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": POSITION_PATTERN})],
+        Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": INDEX_MAX})]
+        | Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": POSITION_PATTERN})],
         Meta(
             description="Which tokens are read: an index into prompt and generation together; prompt[i] or generated[i]"
             " with i from the end where negative, each with an offset such as +1; generated[*], generated[start:] or"
