@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from undercurrent.engines.base import EngineCapabilities
+from undercurrent.engines.base import EngineCapabilities, EngineLimitationError
 from undercurrent.engines.hf_modules import find_modules
 from undercurrent.errors import ProbedModelConfigError
 
@@ -50,8 +50,13 @@ def describe_model(
         config: Any = AutoConfig.from_pretrained(text, revision=revision, trust_remote_code=allows_remote_code)
     except ValueError as error:
         raise ProbedModelConfigError(
-            f"the configuration of {text!r} cannot be used: {error}; check the name, or allow the model's own code"
+            f"the configuration of {text!r} cannot be used: {_first_line(error)}; check the name, or allow the model's"
+            " own code"
         ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise EngineLimitationError(
+            f"{text!r} is an encoder-decoder model ({config.model_type}); engines read decoder-only models"
+        )
     model, note = _build_without_weights(config, allows_remote_code)
     if model is None:
         return _facts(text, config, note=note)
@@ -77,7 +82,7 @@ def _build_without_weights(config: Any, allows_remote_code: bool) -> tuple[Any, 
             return models.from_config(config, trust_remote_code=allows_remote_code), None
     except Exception as error:
         # Model code of anyone, run on a device it may never have seen: whatever it raises, the numbers remain.
-        return None, f"the model cannot be built without weights ({type(error).__name__}: {error})"
+        return None, f"the model cannot be built without weights ({type(error).__name__}: {_first_line(error)})"
     finally:
         logging.set_verbosity(verbosity)
 
@@ -116,3 +121,8 @@ def _facts(
         capabilities=capabilities,
         note=note,
     )
+
+
+def _first_line(error: Exception) -> str:
+    """What transformers says first; pages of advice follow."""
+    return str(error).partition("\n")[0].rstrip(".")
