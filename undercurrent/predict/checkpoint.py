@@ -10,7 +10,8 @@ A checkpoint is a loaded model. An `Agent` calls it in one order, which `undercu
     decode(output, encoded, questions, options)  once per chunk, after the last forward pass
 
 so a class with these methods, and the attributes below, is a checkpoint; nothing needs to be inherited. Several threads
-may be between `check` and `decode` of one checkpoint at once: what a checkpoint cannot do twice at once, it locks itself.
+may be between `check` and `decode` of one checkpoint at once: what a checkpoint cannot do twice at once, it locks
+itself.
 
 A *factory* makes one. It is what an entry point of the group `undercurrent.checkpoints` names:
 
@@ -163,7 +164,8 @@ class LongCheckpoint(Protocol):
         stride half the window.
 
         Raises:
-            PredictValueError: the stride is longer than the window, so that tokens between two would be read by none, or
+            PredictValueError: the stride is longer than the window, so that tokens between two would be read by none,
+            or
                 the questions leave no room.
         """
         ...

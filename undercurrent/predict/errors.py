@@ -52,4 +52,5 @@ class BatchFailure:
     failed: Sequence[int] = ()
     """The requests that failed with the exception, in input order."""
     not_started: Sequence[int] = ()
-    """The requests whose start hooks never ran, in input order; they are not among `failed` unless the failure is theirs."""
+    """The requests whose start hooks never ran, in input order; they are not among `failed` unless the failure is
+    theirs."""

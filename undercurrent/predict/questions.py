@@ -1,8 +1,8 @@
 """Questions: what callers write, checked and put into the one form that checkpoints read.
 
-Three types. `choice`: `criteria` is a dict of label to description, or a list of labels. `score`: `criteria` is a list of
-level descriptions, index 0 first. `noul`, a yes/no question: `criteria` and `labels` are dicts with the keys "true" and
-"false", both optional. All take `instructions`, and `option_order`, a permutation in which the options are shown.
+Three types. `choice`: `criteria` is a dict of label to description, or a list of labels. `score`: `criteria` is a list
+of level descriptions, index 0 first. `noul`, a yes/no question: `criteria` and `labels` are dicts with the keys "true"
+and "false", both optional. All take `instructions`, and `option_order`, a permutation in which the options are shown.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ _known: dict[bytes, tuple[Question, ...]] = {}
 def schema_key(questions: object) -> bytes | str:
     """Returns what two sets of questions share exactly when they may share a forward pass: all values, in their order.
 
-    marshal's format 0 writes plain values with their types and no references, so equal bytes are equal questions; it costs
-    a tenth of JSON. What it does not take is written as JSON, other objects by their text.
+    marshal's format 0 writes plain values with their types and no references, so equal bytes are equal questions; it
+    costs a tenth of JSON. What it does not take is written as JSON, other objects by their text.
     """
     try:
         return marshal.dumps(questions, 0)
@@ -121,9 +121,9 @@ def _instructions(where: str, definition: Mapping[str, Any]) -> str:
     if isinstance(instructions, str):
         if instructions.strip():
             return instructions
-    elif isinstance(instructions, dict | list) and instructions:
-        return _as_json(instructions)
-    elif isinstance(instructions, int | float) and not isinstance(instructions, bool):
+    elif (isinstance(instructions, dict | list) and instructions) or (
+        isinstance(instructions, int | float) and not isinstance(instructions, bool)
+    ):
         return _as_json(instructions)
     raise PredictValueError(
         f"{where}: `instructions` must be the text the model answers (a string, dict, list or number, not empty),"

@@ -1,0 +1,148 @@
+"""Threads on which hooks with a deadline run: a bounded number, started when needed, ended when idle."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from undercurrent.predict.errors import HookTimeoutError
+
+__all__ = ["POOL", "HookPool"]
+
+THREAD_COUNT_MAX = 32
+IDLE_S = 5.0
+"""How long a thread waits for work before it ends."""
+
+
+class _Job:
+    """One hook call, on its way to a thread and back."""
+
+    __slots__ = ("context", "done", "error", "work")
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.context = contextvars.copy_context()
+        self.error: BaseException | None = None
+        self.done = threading.Lock()
+        self.done.acquire()
+
+
+class _Seat:
+    """A thread of the pool, and the place where its next job lies."""
+
+    __slots__ = ("job", "wake")
+
+    def __init__(self) -> None:
+        self.job: _Job | None = None
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+
+class HookPool:
+    """Runs calls under a deadline. Threads are named `undercurrent-hook-<n>`, daemonic, and own nothing.
+
+    A call that outlasts its deadline keeps its thread until it returns; `thread_count_max` such calls leave none, and a
+    further call then fails at its own deadline.
+    """
+
+    def __init__(self, thread_count_max: int = THREAD_COUNT_MAX) -> None:
+        self.thread_count_max = thread_count_max
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all threads: a forked child has none of them."""
+        self._idle: list[_Seat] = []
+        self._has_idle = threading.Condition()
+        self._waiting_count = 0
+        self._thread_count = 0
+
+    @property
+    def thread_count(self) -> int:
+        """Threads that live now."""
+        return self._thread_count
+
+    def run(self, work: Callable[[], object], deadline_s: float, name: str) -> BaseException | None:
+        """Calls `work` on a thread, in a copy of this thread's contextvars, and returns what it raised, or None.
+
+        Whatever this method raises itself means that `work` may still run.
+
+        Raises:
+            HookTimeoutError: no thread became free, or `work` did not return, within `deadline_s`.
+        """
+        job = _Job(work)
+        try:
+            seat = self._idle.pop()
+        except IndexError:
+            started_at = time.monotonic()
+            found = self._find_seat(started_at + deadline_s)
+            if found is None:
+                raise HookTimeoutError(
+                    f"hook {name}: all {self.thread_count_max} threads were busy for its whole deadline of {deadline_s:g} s;"
+                    " look for hooks that do not return"
+                ) from None
+            seat = found
+            deadline_s = max(0.0, started_at + deadline_s - time.monotonic())
+        seat.job = job
+        seat.wake.release()
+        if not job.done.acquire(timeout=deadline_s):
+            raise HookTimeoutError(f"hook {name} did not return within its deadline of {deadline_s:g} s")
+        return job.error
+
+    def _find_seat(self, until: float) -> _Seat | None:
+        with self._has_idle:
+            if self._thread_count < self.thread_count_max:
+                self._thread_count += 1
+                seat = _Seat()
+                thread = threading.Thread(
+                    target=self._serve, args=(seat,), name=f"undercurrent-hook-{self._thread_count}", daemon=True
+                )
+                thread.start()
+                return seat
+            self._waiting_count += 1
+            try:
+                while True:
+                    if self._idle:
+                        try:
+                            return self._idle.pop()
+                        except IndexError:
+                            continue
+                    left_s = until - time.monotonic()
+                    if left_s <= 0:
+                        return None
+                    self._has_idle.wait(left_s)
+            finally:
+                self._waiting_count -= 1
+
+    def _serve(self, seat: _Seat) -> None:
+        while True:
+            if not seat.wake.acquire(timeout=IDLE_S):
+                try:
+                    self._idle.remove(seat)
+                except ValueError:
+                    seat.wake.acquire()  # A caller has taken the seat just now: its job is on the way.
+                else:
+                    with self._has_idle:
+                        self._thread_count -= 1
+                    return
+            job, seat.job = seat.job, None
+            assert job is not None
+            try:
+                job.context.run(job.work)
+            except BaseException as error:
+                job.error = error
+            # Idle before done: whoever waits for this hook finds the thread free for its next one.
+            self._idle.append(seat)
+            if self._waiting_count:
+                with self._has_idle:
+                    self._has_idle.notify()
+            job.done.release()
+            del job
+
+
+POOL = HookPool()
+"""The one pool of this process."""
+
+os.register_at_fork(after_in_child=POOL.reset)
