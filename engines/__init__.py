@@ -22,6 +22,9 @@ from undercurrent.engines.base import (
 )
 from undercurrent.engines.capture import BatchCapture, CapturedRows, SequenceShape
 from undercurrent.engines.packaged import find_packaged_model
+from undercurrent.engines.recording import ActivationRecorder
+from undercurrent.engines.recording_reader import Recording, RecordingError
+from undercurrent.engines.replaying import ReplayedRequest, replay
 from undercurrent.engines.synthetic import SyntheticEngine
 from undercurrent.errors import MissingDependencyError
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from undercurrent.engines.tiny import build_tiny_model
 
 __all__ = [
+    "ActivationRecorder",
     "BatchCapture",
     "BatchEngine",
     "CaptureAuditError",
@@ -43,6 +47,9 @@ __all__ = [
     "Generation",
     "HFEngine",
     "ModelFacts",
+    "Recording",
+    "RecordingError",
+    "ReplayedRequest",
     "SequenceShape",
     "StreamPiece",
     "SyntheticEngine",
@@ -51,6 +58,7 @@ __all__ = [
     "describe_loaded_model",
     "describe_model",
     "find_packaged_model",
+    "replay",
 ]
 
 _NEEDS_TORCH = {

@@ -28,6 +28,7 @@ from undercurrent.engines.hf_session import GenerationSession
 from undercurrent.engines.hf_stream import TokenStream
 from undercurrent.engines.hf_tap import ModelTap
 from undercurrent.engines.hf_text import TextPieces
+from undercurrent.engines.prompt_state import PromptState
 from undercurrent.engines.routing import opened_requests, with_results
 from undercurrent.errors import ProbingRuntimeError, ProbingTypeError
 from undercurrent.spec import ExtractionPoint
@@ -105,11 +106,6 @@ class HFEngine(BatchEngine):
         return len(self._loaded(self._modules).layers)
 
     @property
-    def model_name(self) -> str:
-        """The model's name as its configuration has it; of a folder the last part."""
-        return self._name
-
-    @property
     def model(self) -> Any:
         """The transformers model, borrowed."""
         return self._loaded(self._model)
@@ -177,11 +173,15 @@ class HFEngine(BatchEngine):
         on_text: TextListener | None = None,
         opens_requests: bool = True,
         ends_requests: bool = True,
+        state: PromptState | None = None,
     ) -> list[Generation]:
         """Generates for several registered requests in one batch, padded on the left; see `BatchEngine`.
 
         `generation_kwargs` are those of transformers' `generate`, and `seed`: what is drawn then depends on it and the
         batch alone, and the caller's generators do not move.
+
+        `state` covers the first tokens of the one prompt, which are then not computed again, and afterwards all tokens
+        but the last one generated. It may not cover a position that a point reads.
 
         Raises:
             EngineLimitationError: a way of generating under which positions would be wrong, or an empty prompt.
@@ -209,6 +209,7 @@ class HFEngine(BatchEngine):
             router=router,
             token_id_of=self._token_id_of,
             on_tokens=listener,
+            state=state,
         )
         opened = (
             opened_requests(router, call.sequences, prompts, model_name=self._name) if opens_requests else nullcontext()

@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 from undercurrent.engines.base import EngineLimitationError, FinishReason, Generation, RowRouter
-from undercurrent.engines.capture import BatchCapture, SequenceShape
+from undercurrent.engines.capture import BatchCapture, SequenceShape, progression
 from undercurrent.engines.hf_modes import GenerationMode, check_mode
 from undercurrent.engines.hf_session import GenerationSession, TokenListener
 from undercurrent.engines.hf_tap import ModelTap
+from undercurrent.engines.prompt_state import PromptState
 from undercurrent.engines.routing import BatchRouting
 
 __all__ = ["GenerationCall", "seeded"]
@@ -39,6 +40,7 @@ class GenerationCall:
         router: RowRouter,
         token_id_of: Callable[[str], int | None],
         on_tokens: TokenListener | None,
+        state: PromptState | None = None,
     ) -> None:
         self.sequences = tuple(sequences)
         self._model = model
@@ -48,6 +50,9 @@ class GenerationCall:
         self._arguments = dict(generation_kwargs)
         self._mode: GenerationMode = check_mode(model, self._arguments, sequences)
         capture = BatchCapture(sequences, token_id_of=token_id_of)
+        if state is not None:
+            _check_state(state, sequences)
+            self._arguments["cache"] = state.cache
         self._routing = BatchRouting(router, capture)
         self.session = GenerationSession(
             capture,
@@ -57,6 +62,7 @@ class GenerationCall:
             end_tokens=self._mode.end_tokens,
             stop_tests=self._take_stop_tests(),
             on_tokens=on_tokens,
+            covered_columns=0 if state is None else state.token_count,
         )
 
     def run(self, tap: ModelTap) -> list[Generation]:
@@ -149,6 +155,24 @@ class GenerationCall:
             return ""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
+
+
+def _check_state(state: PromptState, sequences: Sequence[SequenceShape]) -> None:
+    if len(sequences) != 1:
+        raise EngineLimitationError(f"a prompt state belongs to one prompt, got {len(sequences)} prompts")
+    (sequence,) = sequences
+    if state.token_count >= sequence.prompt_len:
+        raise EngineLimitationError(
+            f"a prompt state must leave at least one token of the prompt to compute, got {state.token_count} of "
+            f"{sequence.prompt_len}"
+        )
+    for point in sequence.points:
+        start, stop, _ = progression(point, sequence.prompt_len)
+        if start < min(stop, state.token_count):
+            raise EngineLimitationError(
+                f"point {point.name!r} reads position {start}, and the first {state.token_count} tokens are not computed "
+                "again; generate without a prompt state"
+            )
 
 
 class _EndOfStep(StoppingCriteria):

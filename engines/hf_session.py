@@ -54,6 +54,7 @@ class GenerationSession:
         end_tokens: frozenset[int] = frozenset(),
         stop_tests: Sequence[StopTest] = (),
         on_tokens: TokenListener | None = None,
+        covered_columns: int = 0,
     ) -> None:
         """`rows_per_sequence` is more than 1 for beams and for several sequences per prompt: they share a prompt, whose
         rows are read from the first of them, and their tokens are not followed."""
@@ -69,8 +70,8 @@ class GenerationSession:
         self._on_tokens = on_tokens
         self._length = prompt_columns
         """Columns whose tokens are settled."""
-        self._covered = 0
-        """Columns whose activations were seen."""
+        self._covered = covered_columns
+        """Columns whose activations were seen, or were in the cache before this call."""
         self._forwards: list[_Forward] = []
         self._cancelled = [threading.Event() for _ in capture.sequences]
         self.detach: Callable[[], None] | None = None

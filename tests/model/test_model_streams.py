@@ -105,13 +105,27 @@ def test_dropping_a_stream_stops_the_generation(engine: SyntheticEngine) -> None
 def test_closing_the_model_ends_its_streams_and_generations(engine: SyntheticEngine) -> None:
     model = ProbedModel(backend=engine)
     outputs: list[GenerationOutput] = []
-    thread = threading.Thread(target=lambda: outputs.append(model.generate("xyz", max_new_tokens=50_000_000)))
-    thread.start()
+    errors: list[ProbingRuntimeError] = []
+
+    def generate_list() -> None:
+        try:
+            model.generate(["xyz"] * 100, max_new_tokens=50_000_000)
+        except ProbingRuntimeError as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=lambda: outputs.append(model.generate("xyz", max_new_tokens=50_000_000))),
+        threading.Thread(target=generate_list),
+    ]
+    for thread in threads:
+        thread.start()
     stream = model.stream("abc", max_new_tokens=50_000_000)
     next(stream)
-    assert wait_until(lambda: len(engine._cancelled) == 2)
+    assert wait_until(lambda: len(engine._cancelled) == 10)  # one, one, and a batch of eight
     model.close()
-    thread.join(30)
+    for thread in threads:
+        thread.join(30)
+    assert [str(error) for error in errors] == ["closed after 8 of 100 prompts"]
     assert [output.finish_reason for output in (*outputs, stream.output)] == ["cancelled"] * 2
 
 

@@ -12,7 +12,7 @@ from engine_points import PROBES, make_point
 
 from undercurrent import GenerationOutput, ProbedModel
 from undercurrent.core import ProbeAction, ProbeResult, ProbeSignal
-from undercurrent.engines import EngineAdapter, EngineLimitationError, SyntheticEngine
+from undercurrent.engines import EngineAdapter, EngineLimitationError, Recording, SyntheticEngine, replay
 from undercurrent.errors import (
     MissingDependencyError,
     ProbedModelConfigError,
@@ -352,3 +352,22 @@ def _context(request_id: str) -> Any:
     from undercurrent.core import RequestContext
 
     return RequestContext(request_id, {}, None)
+
+
+def test_recording_keeps_the_traffic_while_probes_watch(engine: SyntheticEngine, tmp_path: Path) -> None:
+    with ProbedModel(backend=engine, spec=[make_point()], probes=PROBES) as model:
+        model.generate("before")
+        with model.record_to(tmp_path / "r") as recorder:
+            outputs = model.generate(["abc", "de"], max_new_tokens=4)
+            *_, streamed = model.stream("xyz", max_new_tokens=4)
+            with pytest.raises(ProbingRuntimeError, match="one recording at a time"), model.record_to(tmp_path / "s"):
+                pass
+        model.generate("after")
+        assert recorder.record_count == 9
+        assert isinstance(streamed, GenerationOutput)
+        with Router(PROBES) as router:
+            outcomes = list(replay(Recording(tmp_path / "r"), model.spec, router))
+    for output, outcome in zip([*outputs, streamed], outcomes, strict=True):
+        assert outcome.request.request_id == output.request_id
+        replayed, live = outcome.results["point"].verdict, output.probe_results["point"].verdict
+        assert [(row[:3], row[3].tolist()) for row in replayed] == [(row[:3], row[3].tolist()) for row in live]

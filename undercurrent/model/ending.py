@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 
 from undercurrent.core import ProbeResult
-from undercurrent.router import Router
+from undercurrent.engines.base import RowRouter
 from undercurrent.router.call_threads import CallThreads
 
 __all__ = ["RequestEnder"]
@@ -22,26 +22,25 @@ class RequestEnder:
     `drain_timeout`.
     """
 
-    def __init__(self, router: Router, *, has_async_points: bool) -> None:
-        self._router = router
+    def __init__(self, *, has_async_points: bool) -> None:
         self._has_async_points = has_async_points
         self._threads = CallThreads(name="undercurrent-results", thread_count_max=_THREAD_COUNT_MAX)
         self._lock = threading.Lock()
         self._pending: set[Future[dict[str, ProbeResult]]] = set()  # guarded by _lock
 
-    def end(self, request_id: str) -> Future[dict[str, ProbeResult]]:
-        """Ends a request; the future holds its results, or what ending it raised.
+    def end(self, router: RowRouter, request_id: str) -> Future[dict[str, ProbeResult]]:
+        """Ends a request at `router`; the future holds its results, or what ending it raised.
 
         Inline probes are done when the text is: a request that has only those is ended on this thread.
         """
         if not self._has_async_points:
             done: Future[dict[str, ProbeResult]] = Future()
             try:
-                done.set_result(self._router.end_request(request_id))
+                done.set_result(router.end_request(request_id))
             except Exception as error:
                 done.set_exception(error)
             return done
-        future = self._threads.submit(lambda: self._router.end_request(request_id))
+        future = self._threads.submit(lambda: router.end_request(request_id))
         with self._lock:
             self._pending.add(future)
         future.add_done_callback(self._forget)

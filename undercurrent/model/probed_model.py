@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 import uuid
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from undercurrent.core import Probe, ProbeFactory, ProbeRegistry
+from undercurrent.engines import ActivationRecorder
 from undercurrent.engines.base import BatchEngine, EngineAdapter, RowRouter
 from undercurrent.errors import ProbingRuntimeError, ProbingTypeError, ProbingValueError
+from undercurrent.model.calls import RunningCalls
 from undercurrent.model.construction import (
     SpecInput,
     check_backend,
@@ -39,6 +42,7 @@ _logger = logging.getLogger("undercurrent")
 
 _DEFAULT_BATCH_SIZE = 8
 _CLOSE_TIMEOUT_S = 60.0
+_CANCEL_EVERY_S = 0.1
 
 
 class ProbedModel:
@@ -107,13 +111,12 @@ class ProbedModel:
             raise
         self._engine: EngineAdapter | None = engine
         has_async_points = any(point.execution_mode == ExecutionMode.ASYNC for point in self._spec)
-        self._ender = RequestEnder(self._router, has_async_points=has_async_points)
+        self._ender = RequestEnder(has_async_points=has_async_points)
         self._teller = SignalTeller(self._router) if has_async_points else None
         self._runner = self._make_runner(engine, batch_size)
-        self._changed = threading.Condition()
-        self._is_closed = False  # guarded by _changed
-        self._callers: Counter[int] = Counter()  # guarded by _changed: running calls by thread
-        self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()  # guarded by _changed
+        self._calls = RunningCalls()
+        self._lock = threading.Lock()
+        self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()  # guarded by _lock
 
     @classmethod
     def from_pretrained(cls, model: Any = None, **arguments: Any) -> Self:
@@ -213,7 +216,7 @@ class ProbedModel:
             Exception: what an inline probe raised.
         """
         settings = self._read_settings(max_new_tokens, temperature, top_p, seed, stop, backend_kwargs)
-        with self._call():
+        with self._calls.call():
             if isinstance(prompt, str):
                 return self._run([prompt], settings, returns_exceptions=False)[0]  # type: ignore[return-value]
             prompts = list(prompt)
@@ -243,34 +246,66 @@ class ProbedModel:
         settings = self._read_settings(max_new_tokens, temperature, top_p, seed, stop, backend_kwargs)
         _check_prompts([prompt])
         request_id = uuid.uuid4().hex
-        with self._call():
+        with self._calls.call():
             stream = GenerationStream(
                 f"undercurrent-generate-{request_id}",
                 generate=lambda put: self._stream_into(put, request_id, prompt, settings),
                 cancel=lambda: self._runner.cancel(request_id),
                 error_of=lambda _output: None,
             )
-            with self._changed:
+            with self._lock:
                 self._streams.add(stream)
         return stream
+
+    @contextmanager
+    def record_to(
+        self, folder: str | os.PathLike[str], *, keeps_prompts: bool = False, shard_bytes_max: int = 64 << 20
+    ) -> Iterator[ActivationRecorder]:
+        """While the block runs, what is generated is also written to `folder`, for `undercurrent replay`.
+
+        Takes the records of the spec's points for requests that begin in the block, before probes get them. A disk that
+        is full ends the recording and not the generation; leaving the block then raises it.
+
+        Raises:
+            ProbingValueError: the folder is not empty.
+            ProbingRuntimeError: closed, a recording runs already, or the engine runs its requests itself.
+            OSError: the folder cannot be written.
+        """
+        runner = self._runner
+        if not isinstance(runner, BatchRunner) or runner.feed is not self._router:
+            raise ProbingRuntimeError("recording needs a `BatchEngine` and one recording at a time")
+        engine = self.adapter
+        assert isinstance(engine, BatchEngine)
+        with ActivationRecorder(
+            folder,
+            self._spec,
+            model_name=engine.model_name,
+            router=self._router,
+            keeps_prompts=keeps_prompts,
+            shard_bytes_max=shard_bytes_max,
+        ) as recorder:
+            runner.feed = recorder
+            try:
+                yield recorder
+            finally:
+                runner.feed = self._router
 
     def close(self) -> None:
         """Ends running generations after their current step, waits for results, and ends the workers. Idempotent.
 
         A router or engine that was passed in stays as it is; sinks are the caller's.
         """
-        with self._changed:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            streams = list(self._streams)
+        if not self._calls.close():
+            return
         self._runner.cancel_all()
+        with self._lock:
+            streams = list(self._streams)
         for stream in streams:
             stream.close()
-        me = threading.get_ident()
-        with self._changed:
-            # A call of this thread cannot end before this one: `close` was called by its `on_result`.
-            self._changed.wait_for(lambda: not set(self._callers) - {me}, _CLOSE_TIMEOUT_S)
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        # Asked again, for a call that had begun and was not yet running.
+        while not self._calls.wait(_CANCEL_EVERY_S) and time.monotonic() < deadline:
+            self._runner.cancel_all()
         self._ender.close()
         self._engine = None
         if self._owns_router:
@@ -284,30 +319,15 @@ class ProbedModel:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"ProbedModel({'closed' if self._is_closed else f'points={list(self._spec.names)}'})"
-
     # ---- within ----------------------------------------------------------------------------------------------------
+
+    def _feed(self) -> RowRouter:
+        return self._runner.feed if isinstance(self._runner, BatchRunner) else self._router
 
     def _make_runner(self, engine: EngineAdapter, batch_size: int) -> Runner:
         if not isinstance(engine, BatchEngine):
             return AdapterRunner(engine, self._spec, self._router, max_concurrency=self._max_concurrency)
         return BatchRunner(engine, self._spec, feed=self._router, ender=self._ender, batch_size=batch_size)
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        me = threading.get_ident()
-        with self._changed:
-            if self._is_closed:
-                raise ProbingRuntimeError("this ProbedModel is closed; generate before `close()`, or make a new one")
-            self._callers[me] += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._callers[me] -= 1
-                self._callers += Counter()  # forgets threads without calls
-                self._changed.notify_all()
 
     def _read_settings(
         self,
@@ -340,6 +360,8 @@ class ProbedModel:
                     if isinstance(outcome, Exception) and not returns_exceptions:
                         raise outcome
                 outcomes += group
+                if self._calls.is_closed and len(outcomes) < len(prompts):
+                    raise ProbingRuntimeError(f"closed after {len(outcomes)} of {len(prompts)} prompts")
         finally:
             groups.close()
         return outcomes
@@ -350,9 +372,9 @@ class ProbedModel:
         def on_signal(point: str, signal: Any) -> None:
             put(SignalEvent(point, signal))
 
-        feed: RowRouter = SignalTap(self._router, on_signal)
+        feed = SignalTap(self._feed(), on_signal)
         tokens = TokenTeller(put, settings.stop)
-        with self._call():
+        with self._calls.call():
             if self._teller is not None:
                 self._teller.open(request_id, on_signal)
             try:

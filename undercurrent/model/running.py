@@ -79,10 +79,10 @@ class BatchRunner:
         ender: RequestEnder,
         batch_size: int,
     ) -> None:
-        """Records go to `feed`, which is the router or stands before it."""
+        """Records go to `feed`, which is the router or stands before it; it may be replaced between calls."""
         self._engine = engine
         self._points = tuple(spec)
-        self._feed = feed
+        self.feed = feed
         self._ender = ender
         self._batch_size = batch_size
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class BatchRunner:
         size = self._batch_size if settings.can_share_batch else 1
         for begin in range(0, len(prompts), size):
             batch = prompts[begin : begin + size]
-            yield self._run_batch([(uuid.uuid4().hex, prompt) for prompt in batch], settings, self._feed, None)
+            yield self._run_batch([(uuid.uuid4().hex, prompt) for prompt in batch], settings, self.feed, None)
 
     def run_streamed(
         self, request_id: str, prompt: str, settings: GenerationSettings, *, feed: RowRouter, on_text: TextListener
@@ -137,7 +137,7 @@ class BatchRunner:
             outcomes.update({request.place: error for request in opened})
         finally:
             # An interrupt passes here too, and must not wait for the probes.
-            results = {request.request_id: self._close(request.request_id) for request in opened}
+            results = {request.request_id: self._close(request.request_id, feed) for request in opened}
         for request, generation in zip(opened, generations, strict=False):
             outcomes[request.place] = _describe(request.prompt, generation, results[request.request_id], settings)
         return [outcomes[place] for place in range(len(requests))]
@@ -172,11 +172,11 @@ class BatchRunner:
             self._running.add(request_id)
         return _Opened(place, request_id, prompt, token_ids)
 
-    def _close(self, request_id: str) -> ResultSource:
+    def _close(self, request_id: str, feed: RowRouter) -> ResultSource:
         with self._lock:
             self._running.discard(request_id)
         self._engine.unregister_extraction(request_id)
-        return self._ender.end(request_id)
+        return self._ender.end(feed, request_id)
 
 
 class AdapterRunner:
