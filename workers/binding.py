@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from undercurrent.core import Coverage, ProbeResult
 from undercurrent.errors import RingError, UnsupportedPayloadError, WorkerError
@@ -234,7 +235,7 @@ class AsyncBinding:
         late = self._count_unserved
         if not late:
             return statistics
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             statistics, produced=statistics.produced + late, dropped=statistics.dropped + late, late=late
         )
 

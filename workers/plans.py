@@ -35,8 +35,7 @@ class BindingPlan(msgspec.Struct, frozen=True):
     """Whether an inline caller waits for each answer, so that a guard serves the point."""
 
 
-@dataclass(frozen=True, slots=True)
-class BindingStatistics:
+class BindingStatistics(msgspec.Struct, frozen=True):
     """Counters of one binding; `produced = consumed + dropped + waiting + in_hand + lost` at rest."""
 
     produced: int = 0

@@ -32,7 +32,7 @@ from undercurrent.workers.plans import USER_ACTIVATIONS, USER_ERRORS, USER_LATEN
 _logger = logging.getLogger("undercurrent.workers")
 
 _REFUSALS = ("block_timeout", "no_memory", "unsupported", "too_large")
-_PUBLISHED_AT = frames.HEADER_DTYPE.fields["monotonic_ns"][1]
+_PUBLISHED_AT: int = dict(frames.HEADER_DTYPE.fields or {})["monotonic_ns"][1]
 _read_published = struct.Struct("<Q").unpack_from
 
 

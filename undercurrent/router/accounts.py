@@ -43,7 +43,7 @@ class Accounts:
         self._measures = measures
         self._sink = sink
         self._ledger = Ledger(measures)
-        self._timer = RouteTimer(table, measures)
+        self._timer = RouteTimer(table, lambda point: self._ledger.account(point).meter)
         self._relay = MetricsRelay(self._read_live)
 
     # ---- the life of a request -------------------------------------------------------------------------------------
@@ -56,11 +56,10 @@ class Accounts:
         """
         self._ledger.begin(request)
         try:
-            self._table.publish(request)
+            self._table.publish(request, self._timer.first_routes(request))
         except BaseException:
             self._ledger.abandon(request)
             raise
-        self._timer.begin(request)
 
     def end(self, request: LiveRequest, results: Mapping[str, ProbeResult]) -> None:
         """Counts a request that was ended; without results where its caller was interrupted."""
@@ -164,8 +163,7 @@ def _point_metrics(
         in_hand=sums.in_hand,
         queue_depth=sums.queue_depth,
         signals=signals,
-        complete_results=sums.complete_results,
-        partial_results=sums.partial_results,
+        results=sums.results,
         timeouts=reading.probe_timeouts.get(key, 0),
         suspensions=reading.suspensions.get(key, 0),
         route=LatencyHistogram.of_words(words, ROUTE_AT),

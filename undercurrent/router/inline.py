@@ -69,7 +69,7 @@ class InlineBinding:
 
     def finish(self) -> ProbeResult:
         """Calls `on_end` and returns its result with coverage; a raising `on_end` gives an empty one."""
-        errors = self._errors.value
+        errors = self._errors.close()
         reasons: list[CoverageReason] = []
         try:
             result = as_result(self.probe.on_end(self._context), self.request_id, self.point.name)
@@ -77,14 +77,18 @@ class InlineBinding:
             _logger.error("`on_end` of point %r raised, request %r", self.point.name, self.request_id, exc_info=error)
             result = empty_result(self.request_id, self.point.name, error)
             reasons.append(CoverageReason.PROBE_ERROR)
-        routed = self._routed.value
+        routed = self._routed.close()
         coverage = Coverage.settle(routed=routed, seen=routed, errors=errors, reasons=reasons)
         return with_coverage(result, coverage)
 
     def statistics(self) -> BindingStatistics:
         """The counters now. What is routed to an inline point has reached its probe."""
-        routed = self._routed.value
-        return BindingStatistics(produced=routed, consumed=routed, activations=routed, errors=self._errors.value)
+        routed, errors = self.counts()
+        return BindingStatistics(produced=routed, consumed=routed, activations=routed, errors=errors)
+
+    def counts(self) -> tuple[int, int]:
+        """Records that the probe was called with, and those at which it raised."""
+        return self._routed.value, self._errors.value
 
     def _make_dispatch(self) -> Dispatch:
         """Builds the function that `route()` calls: everything it needs is a local of it, nothing is looked up."""

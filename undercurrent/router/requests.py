@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -140,8 +140,8 @@ class RequestTable:
             if self._requests.get(request_id, ...) is None:
                 del self._requests[request_id]
 
-    def publish(self, request: LiveRequest) -> None:
-        """Makes a reserved request routable.
+    def publish(self, request: LiveRequest, first_routes: Mapping[RouteKey, Dispatch]) -> None:
+        """Makes a reserved request routable; `first_routes` stand in place of some of its own for a while.
 
         Raises:
             RouterError: the table was closed since `reserve`.
@@ -153,6 +153,7 @@ class RequestTable:
             self.row_targets.update(request.row_targets)
             self.bounded_routes.update(request.bounded_routes)
             self.routes.update(request.routes)
+            self.routes.update(first_routes)
 
     def replace_route(self, key: RouteKey, expected: Dispatch, replacement: Dispatch) -> None:
         """Puts another dispatch in place of `expected`, unless the route is gone or leads elsewhere by now."""

@@ -107,10 +107,9 @@ class PointMetrics:
     """Records at which a probe raised; part of `seen`."""
     signals: Mapping[str, int] = field(default_factory=dict)
     """Signals by action; `other` is what a probe returned that is no `ProbeSignal`."""
-    complete_results: int = 0
-    """Results that rest on everything that was routed."""
-    partial_results: int = 0
-    """Results whose coverage has a reason."""
+    results: Mapping[str, int] = field(default_factory=dict)
+    """Results of ended requests: `complete` ones, those that are incomplete only because the point is `sampled`, and
+    `partial` ones."""
     restarts: int = 0
     """How often a new probe took over in the middle of a request because a worker died."""
     timeouts: int = 0
