@@ -9,6 +9,21 @@ import pytest
 from router_points import REGISTRY, Gate, ListSink
 
 from undercurrent.router import Router
+from undercurrent.workers.guards import GuardLane
+
+_PREPARATIONS = GuardLane._preparations
+
+
+@pytest.fixture(autouse=True)
+def _guards_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests have loaded torch here; each guard would import it too, which takes longer than most tests."""
+    monkeypatch.setattr(GuardLane, "_preparations", lambda _: [])
+
+
+@pytest.fixture
+def guards_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards import torch as they do outside of these tests."""
+    monkeypatch.setattr(GuardLane, "_preparations", _PREPARATIONS)
 
 
 @pytest.fixture(name="router", scope="module", params=["process", "thread"])
