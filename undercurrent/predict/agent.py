@@ -280,7 +280,7 @@ _NO_OPTIONS = CallOptions()
 def _checked_states(states: object) -> Sequence[Any]:
     if not isinstance(states, list | tuple):
         raise PredictTypeError(
-            f"`states` must be a list of states, got {type(states).__name__}; for one state call predict(state, questions)"
+            f"`states` must be a list of states, got {type(states).__name__}; for one state call predict()"
         )
     for index, state in enumerate(states):
         if not isinstance(state, str | dict | list):

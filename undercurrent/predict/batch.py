@@ -33,8 +33,8 @@ def checked_requests(requests: object) -> Sequence[Mapping[str, Any]]:
     """
     if not isinstance(requests, Sequence) or isinstance(requests, str | bytes):
         raise PredictTypeError(
-            f"`requests` must be a list of dicts with `state` and `questions`, got {type(requests).__name__}; an iterator"
-            " goes to predict_stream()"
+            f"`requests` must be a list of dicts with `state` and `questions`, got {type(requests).__name__}; an"
+            " iterator goes to predict_stream()"
         )
     for index, request in enumerate(requests):
         _check_request(index, request)

@@ -14,7 +14,7 @@ from undercurrent.predict.context import WITHHELD, Draft, PredictContext
 from undercurrent.predict.errors import HookTimeoutError
 from undercurrent.predict.pool import POOL
 
-__all__ = ["HookCall", "HookChain"]
+__all__ = ["HookCall", "HookChain", "Swallowed", "fail", "note_failure"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,13 +61,13 @@ class HookChain:
         is_raising: bool,
         deadline_s: float | None,
         lock: threading.Lock | None,
-        swallowed: Swallowed | None = None,
+        swallowed: Swallowed,
     ) -> None:
         self.calls = calls
         self.is_raising = is_raising
         self.deadline_s = deadline_s
         self.lock = lock
-        self.swallowed = swallowed or Swallowed()
+        self.swallowed = swallowed
 
     def run(self, event: str, ctx: PredictContext) -> BaseException | None:
         """Runs every hook of an event, in order, and returns the first failure that ends the call, or None.

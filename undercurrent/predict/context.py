@@ -131,9 +131,10 @@ class PredictContext:
         return self.results
 
     def _check_count(self, results: list[Any] | tuple[Any, ...]) -> None:
-        if not isinstance(self.states, list | tuple):
-            return
-        count = len(self.states)
+        states: object = self.states
+        if not isinstance(states, list | tuple):
+            return  # What the caller passed is no list, which is said where states are checked.
+        count = len(states)
         if len(results) != count and not (self._is_document and len(results) == 1):
             raise PredictValueError(
                 f"ctx.skip() takes one result per state: {count} expected, {len(results)} came (model {self.model!r})"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from undercurrent.errors import did_you_mean, one_of
-from undercurrent.predict.chain import HookCall, HookChain
+from undercurrent.predict.chain import HookCall, HookChain, Swallowed
 from undercurrent.predict.context import PredictContext
 from undercurrent.predict.errors import PredictTypeError, PredictValueError
 from undercurrent.predict.order import EVENTS
@@ -116,6 +116,7 @@ class HookRegistry:
         hooks_timeout: float | None,
     ) -> None:
         self._mutex = threading.Lock()
+        self._swallowed = Swallowed()
         self._hooks_lock = None if hooks_concurrent else threading.Lock()
         self.hooks_raise = bool(hooks_raise)
         """Whether a hook without a policy of its own fails its call."""
@@ -132,7 +133,7 @@ class HookRegistry:
     @property
     def hook_failure_count(self) -> int:
         """Hook calls that failed and were let pass, by the policy "open" or by `hooks_raise=False`."""
-        return self._chain_installed.swallowed.count
+        return self._swallowed.count
 
     def add_hook(self: RegistryT, hook: Hooks) -> RegistryT:
         """Installs one hook, or several, behind those that are there."""
@@ -168,10 +169,9 @@ class HookRegistry:
 
     def _install(self, hooks: tuple[object, ...]) -> None:
         # Calls in flight hold the chain they began with.
-        swallowed = self._chain_installed.swallowed if hasattr(self, "_chain_installed") else None
         self._installed = hooks
         self._chain_installed = HookChain(
-            compiled(hooks), self.hooks_raise, self.hooks_timeout, self._hooks_lock, swallowed
+            compiled(hooks), self.hooks_raise, self.hooks_timeout, self._hooks_lock, self._swallowed
         )
 
     def _chain(

@@ -60,8 +60,9 @@ def joined(
         document["usage"] = {**(document.get("usage") or {}), "windows": 0}
         return document
     if len(results) == 1:
-        is_asked = bool(results[0].get("answers"))
-        return {**results[0], "usage": {**(results[0].get("usage") or {}), "windows": int(is_asked)}}
+        document = dict(results[0])
+        document["usage"] = {**(document.get("usage") or {}), "windows": 1 if document.get("answers") else 0}
+        return document
     answers: dict[Any, Any] = {}
     for question_id in results[0]["answers"]:
         if not all(question_id in result["answers"] for result in results):

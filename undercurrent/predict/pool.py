@@ -73,6 +73,7 @@ class HookPool:
             HookTimeoutError: no thread became free, or `work` did not return, within `deadline_s`.
         """
         job = _Job(work)
+        left_s = deadline_s
         try:
             seat = self._idle.pop()
         except IndexError:
@@ -80,14 +81,14 @@ class HookPool:
             found = self._find_seat(started_at + deadline_s)
             if found is None:
                 raise HookTimeoutError(
-                    f"hook {name}: all {self.thread_count_max} threads were busy for its whole deadline of {deadline_s:g} s;"
+                    f"hook {name}: all {self.thread_count_max} threads were busy for its deadline of {deadline_s:g} s;"
                     " look for hooks that do not return"
                 ) from None
             seat = found
-            deadline_s = max(0.0, started_at + deadline_s - time.monotonic())
+            left_s = max(0.0, started_at + deadline_s - time.monotonic())
         seat.job = job
         seat.wake.release()
-        if not job.done.acquire(timeout=deadline_s):
+        if not job.done.acquire(timeout=left_s):
             raise HookTimeoutError(f"hook {name} did not return within its deadline of {deadline_s:g} s")
         return job.error
 

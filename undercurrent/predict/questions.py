@@ -79,7 +79,7 @@ def schema_key(questions: object) -> bytes | str:
     costs a tenth of JSON. What it does not take is written as JSON, other objects by their text.
     """
     try:
-        return marshal.dumps(questions, 0)
+        return marshal.dumps(questions, 0)  # type: ignore[arg-type]
     except ValueError:
         pass
     try:
@@ -138,14 +138,14 @@ def _choice(where: str, definition: Mapping[str, Any]) -> _Options:
     criteria = definition.get("criteria")
     if not isinstance(criteria, Mapping | list) or not criteria:
         raise PredictValueError(
-            f"{where}: a choice takes `criteria` as a dict of label to description or as a list of labels, with at least"
-            f" one, got {criteria!r}"
+            f"{where}: a choice takes `criteria` as a dict of label to description or as a list of labels, with at"
+            f" least one, got {criteria!r}"
         )
     for index, label in enumerate(criteria):
         if not isinstance(label, str | int | float):
             raise PredictValueError(
-                f"{where}: label {index} is both shown as text and the key of the answer, so it must be a string, a number"
-                f" or a bool, got {label!r}"
+                f"{where}: label {index} is both shown as text and the key of the answer, so it must be a string, a"
+                f" number or a bool, got {label!r}"
             )
     keys = tuple(criteria)
     if len(set(keys)) != len(keys):
