@@ -18,10 +18,11 @@ from undercurrent.workers.measures import Measures, PointKey
 from undercurrent.workers.meters import ACTIONS, SharedMeter
 
 if TYPE_CHECKING:
+    from undercurrent.router.bounded import BoundedBinding
     from undercurrent.router.forked import ForkedBinding
     from undercurrent.workers import AsyncBinding
 
-    CountingBinding = InlineBinding | AsyncBinding | ForkedBinding
+    CountingBinding = InlineBinding | BoundedBinding | AsyncBinding | ForkedBinding
 
 __all__ = ["Ledger", "PointAccount", "PointSums"]
 
