@@ -107,4 +107,6 @@ def test_help_of_a_verb_that_has_no_verbs_says_so() -> None:
 
 def test_guide_holds_the_pages_as_they_are() -> None:
     guide = (ROOT / "docs" / "command-line.md").read_text()
-    assert guide.endswith(markdown_page(undercurrent)), "put what `undercurrent help --markdown` prints behind the introduction"
+    assert guide.endswith(markdown_page(undercurrent)), (
+        "put what `undercurrent help --markdown` prints behind the introduction"
+    )

@@ -142,6 +142,13 @@ def refuse_unknown_verb(group: click.Group, ctx: click.Context, name: str) -> No
     raise click.UsageError(f"no command {name!r}{suggestion} commands: {', '.join(known)}", ctx)
 
 
+def complete_verbs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The verbs whose names begin like that, for the shell; only those of the whole command, as no verb is imported."""
+    root = ctx.find_root()
+    assert isinstance(root.command, click.Group)
+    return [name for name in root.command.list_commands(root) if name.startswith(incomplete)]
+
+
 def write_examples(formatter: click.HelpFormatter, examples: Examples) -> None:
     """Writes command lines and their meaning in two columns, never wrapped: they are there to be copied."""
     if not examples:

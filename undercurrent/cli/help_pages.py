@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from undercurrent.cli.common import refuse_unknown_verb, verb
+from undercurrent.cli.common import complete_verbs, refuse_unknown_verb, verb
 
 __all__ = ["command", "markdown_page"]
 
@@ -22,7 +22,7 @@ _PAGE_WIDTH = 100
     ],
 )
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print every page, as docs/command-line.md has them.")
-@click.argument("path", nargs=-1, metavar="[VERB]...")
+@click.argument("path", nargs=-1, metavar="[VERB]...", shell_complete=complete_verbs)
 @click.pass_context
 def command(ctx: click.Context, path: tuple[str, ...], *, as_markdown: bool) -> None:
     """Show the page of a verb.
