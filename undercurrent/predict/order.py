@@ -4,9 +4,9 @@ Tests compare what really ran with it, `docs/predict.md` shows it, and `undercur
 table, three readers. It is the specification and not the code: an entry point that runs differently is wrong.
 
 A sequence is made of steps. `Event` runs every hook that has the method, in order. `Work` is something the product
-does. `Each` repeats steps, `When` runs them under a condition, `Use` stands for another sequence. `Guarded` runs
-`body`; when that ends well it runs `ended`, and when something in it fails, `failed`, in which every step runs, and
-then the failure is raised.
+does. `Each` repeats steps, `When` runs them under a condition, `Use` stands for another sequence. `Guarded` runs `body` until
+something in it fails; then it runs `failed` and raises that failure, else it runs `ended`. Of those two every step runs,
+whatever the others do; the first failure of `ended` is raised after it, failures within `failed` become notes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Guarded:
 
 Step = Event | Work | Each | When | Use | Guarded
 
-_ENDS_BACKWARDS = Each("started request, last first", (Event(END),))
+# Requests that no start hook answered, with equal questions and budgets.
+_GROUP = "group of requests that share passes"
 
 SEQUENCES: dict[str, tuple[Step, ...]] = {
     "Agent.predict_batch": (
@@ -100,7 +101,13 @@ SEQUENCES: dict[str, tuple[Step, ...]] = {
     "Router.load": (
         When(
             "not resident",
-            (Work("build"), Each("checkpoint there is no room for", (Event(EVICT),)), Event(LOAD)),
+            (
+                Guarded(
+                    body=(Work("build"),),
+                    ended=(Each("checkpoint there is no room for", (Event(EVICT),)), Event(LOAD)),
+                    failed=(),
+                ),
+            ),
         ),
     ),
     "Router.unload": (Event(EVICT),),
@@ -126,12 +133,10 @@ SEQUENCES: dict[str, tuple[Step, ...]] = {
                 Guarded(
                     body=(
                         Each("request of the checkpoint", (Event(START),)),
-                        Each(
-                            "group of unanswered requests with equal questions and budgets",
-                            (Use("Agent.predict_batch"),),
-                        ),
+                        Each(_GROUP, (When("there are questions", (Work("check"),)),)),
+                        Each(_GROUP, (Use("Agent.predict_batch"),)),
                     ),
-                    ended=(_ENDS_BACKWARDS,),
+                    ended=(Each("started request, last first", (Event(END),)),),
                     failed=(Each("started request, last first", (Event(ERROR), Event(END))),),
                 ),
             ),
@@ -163,8 +168,7 @@ def _lines(steps: tuple[Step, ...], depth: int) -> list[str]:
             case When(condition, inner):
                 lines += [f"{indent}when {condition}:", *_lines(inner, depth + 1)]
             case Guarded(body, ended, failed):
-                lines += _lines(body, depth)
-                if ended:
-                    lines += [f"{indent}then:", *_lines(ended, depth + 1)]
-                lines += [f"{indent}on failure:", *_lines(failed, depth + 1), f"{indent}  raise it"]
+                lines += [*_lines(body, depth), *_lines(ended, depth)]
+                if failed:
+                    lines += [f"{indent}on failure:", *_lines(failed, depth + 1), f"{indent}  raise it"]
     return lines
