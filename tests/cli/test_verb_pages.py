@@ -14,8 +14,8 @@ from command_lines import call
 from source_tree import ROOT
 
 from undercurrent.cli.commands import VERBS, undercurrent
-from undercurrent.cli.common import Verb, VerbGroup
 from undercurrent.cli.help_pages import markdown_page
+from undercurrent.cli.verbs import Verb, VerbGroup
 
 
 def pages(ctx: click.Context) -> Iterator[tuple[str, Verb | VerbGroup]]:

@@ -6,6 +6,6 @@ writes to a terminal; each verb imports what it needs when it runs.
 """
 
 from undercurrent.cli.commands import main
-from undercurrent.cli.common import CLIError, UsageError
+from undercurrent.cli.verbs import CLIError, UsageError
 
 __all__ = ["CLIError", "UsageError", "main"]

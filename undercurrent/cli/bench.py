@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from undercurrent.cli.common import CLIError, NearestChoice, data_console, json_option, print_json, say, verb
+from undercurrent.cli.verbs import CLIError, NearestChoice, data_console, json_option, print_json, say, verb
 
 __all__ = ["QUESTIONS", "command"]
 

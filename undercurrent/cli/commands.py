@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from undercurrent.cli.common import HELP_OPTIONS, refuse_unknown_verb, write_examples
+from undercurrent.cli.verbs import HELP_OPTIONS, refuse_unknown_verb, write_examples
 from undercurrent.cli.failures import EXIT_STATUSES, run_guarded
 
 __all__ = ["VERBS", "main", "undercurrent"]

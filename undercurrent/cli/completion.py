@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from undercurrent.cli.common import NearestChoice, json_option, print_json, verb
+from undercurrent.cli.verbs import NearestChoice, json_option, print_json, verb
 
 __all__ = ["INSTALL_LINES", "command"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from undercurrent.cli.common import allows_colour, json_option, print_json, say, verb
+from undercurrent.cli.verbs import allows_colour, json_option, print_json, say, verb
 
 if TYPE_CHECKING:
     from undercurrent.cli.health import Check

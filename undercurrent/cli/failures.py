@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 
-from undercurrent.cli.common import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CLIError, UsageError, allows_colour
+from undercurrent.cli.verbs import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CLIError, UsageError, allows_colour
 from undercurrent.errors import SpecValidationError, UndercurrentError, did_you_mean
 
 __all__ = ["EXIT_STATUSES", "run_guarded"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from undercurrent.cli.common import complete_verbs, refuse_unknown_verb, verb
+from undercurrent.cli.verbs import complete_verbs, refuse_unknown_verb, verb
 
 __all__ = ["command", "markdown_page"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from undercurrent.cli.common import CLIError, json_option, print_json, verb
+from undercurrent.cli.verbs import CLIError, json_option, print_json, verb
 
 __all__ = ["command"]
 

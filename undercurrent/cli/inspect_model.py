@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from undercurrent.cli.common import CLIError, NearestChoice, json_option, print_json, say, verb
 from undercurrent.cli.models import TINY, missing_model_named, resolve_model
+from undercurrent.cli.verbs import CLIError, NearestChoice, json_option, print_json, say, verb
 
 if TYPE_CHECKING:
     from undercurrent.engines import ModelFacts

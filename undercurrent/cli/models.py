@@ -10,7 +10,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from undercurrent.cli.common import CLIError, UsageError
+from undercurrent.cli.verbs import CLIError, UsageError
 from undercurrent.errors import UndercurrentError, did_you_mean
 
 __all__ = ["MODEL_HELP", "ModelChoice", "cache_folder", "missing_model_named", "resolve_model"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from undercurrent.cli.common import verb_group
 from undercurrent.cli.probe_show import command as show
 from undercurrent.cli.probe_test import command as test
 from undercurrent.cli.probe_train import command as train
+from undercurrent.cli.verbs import verb_group
 
 __all__ = ["command"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from undercurrent.cli.common import CLIError, UsageError, say, talk_console
 from undercurrent.cli.models import missing_model_named, resolve_model
+from undercurrent.cli.verbs import CLIError, UsageError, say, talk_console
 from undercurrent.errors import did_you_mean, one_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from undercurrent.cli.common import UsageError
+from undercurrent.cli.verbs import UsageError
 from undercurrent.errors import MissingDependencyError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from undercurrent.cli.common import data_console, json_option, print_json, verb
+from undercurrent.cli.verbs import data_console, json_option, print_json, verb
 
 if TYPE_CHECKING:
     from undercurrent.core import SavedProbe

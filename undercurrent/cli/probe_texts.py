@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from undercurrent.cli.common import CLIError, UsageError
+from undercurrent.cli.verbs import CLIError, UsageError
 from undercurrent.errors import did_you_mean
 
 __all__ = ["LabelledTexts", "read_labelled"]
@@ -104,7 +104,8 @@ def _read_line(line: bytes) -> tuple[str, str, str | None] | str:
         return f"expected a JSON object with 'text' and 'label', got {type(row).__name__}"
     for key in ("text", "label"):
         if key not in row:
-            return f"{key!r} is missing{did_you_mean(key, row) or ';'} the line has {', '.join(map(repr, row)) or 'no keys'}"
+            found = ", ".join(map(repr, row)) or "no keys"
+            return f"{key!r} is missing{did_you_mean(key, row) or ';'} the line has {found}"
     if not isinstance(row["text"], str) or not row["text"].strip():
         return f"'text' must be a text that is not empty, got {row['text']!r}"
     for key in ("label", "group"):

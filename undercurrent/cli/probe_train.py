@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from undercurrent.cli.common import NearestChoice, UsageError, json_option, print_json, say, verb
 from undercurrent.cli.models import MODEL_HELP
 from undercurrent.cli.probe_capture import POSITIONS, Captured, capture, open_engine
 from undercurrent.cli.probe_picture import check_picture, draw
 from undercurrent.cli.probe_report import report_lines
 from undercurrent.cli.probe_texts import LabelledTexts, read_labelled
+from undercurrent.cli.verbs import NearestChoice, UsageError, json_option, print_json, say, verb
 
 if TYPE_CHECKING:
     from undercurrent.core import SavedProbe

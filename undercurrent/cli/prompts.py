@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from undercurrent.cli.common import CLIError, UsageError
+from undercurrent.cli.verbs import CLIError, UsageError
 
 __all__ = ["read_prompts"]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from undercurrent.cli.common import json_option, say, verb
 from undercurrent.cli.models import MODEL_HELP, ModelChoice, missing_model_named, resolve_model
 from undercurrent.cli.prompts import read_prompts
 from undercurrent.cli.specs import import_modules, require_spec
+from undercurrent.cli.verbs import json_option, say, verb
 
 if TYPE_CHECKING:
     from undercurrent.cli.run_views import RunView

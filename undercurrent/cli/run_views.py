@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import click
 
-from undercurrent.cli.common import data_console, print_json, say
+from undercurrent.cli.verbs import data_console, print_json, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from undercurrent.cli.common import json_option, say, verb
+from undercurrent.cli.verbs import json_option, say, verb
 
 __all__ = ["command", "modeline"]
 

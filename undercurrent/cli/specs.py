@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from undercurrent.cli.common import UsageError, say
+from undercurrent.cli.verbs import UsageError, say
 from undercurrent.errors import ProbingSpecError, SpecFileNotFoundError, SpecValidationError
 
 if TYPE_CHECKING:

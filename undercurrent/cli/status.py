@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from undercurrent.cli.common import json_option, verb
+from undercurrent.cli.verbs import json_option, verb
 
 __all__ = ["command"]
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from undercurrent.cli.common import CLIError, data_console, print_json
+from undercurrent.cli.verbs import CLIError, data_console, print_json
 from undercurrent.errors import RingError, did_you_mean
 from undercurrent.ipc.page import (
     BINDING_COUNTERS,

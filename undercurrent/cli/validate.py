@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from undercurrent.cli.common import CLIError, NearestChoice, UsageError, json_option, print_json, verb
 from undercurrent.cli.models import MODEL_HELP
 from undercurrent.cli.specs import STANDARD_INPUT, import_modules, read_spec
+from undercurrent.cli.verbs import CLIError, NearestChoice, UsageError, json_option, print_json, verb
 
 if TYPE_CHECKING:
     from undercurrent.engines import EngineCapabilities

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from undercurrent.cli.common import json_option, print_json, verb
+from undercurrent.cli.verbs import json_option, print_json, verb
 
 __all__ = ["command", "version_facts"]
 
