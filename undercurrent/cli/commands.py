@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from undercurrent.cli.verbs import HELP_OPTIONS, refuse_unknown_verb, write_examples
 from undercurrent.cli.failures import EXIT_STATUSES, run_guarded
+from undercurrent.cli.verbs import HELP_OPTIONS, refuse_unknown_verb, write_examples
 
 __all__ = ["VERBS", "main", "undercurrent"]
 
@@ -41,6 +41,8 @@ VERBS = {
     "probe": VerbEntry("Probes", "probe", "Train probes on labelled texts, test them, and show what a file holds"),
     "status": VerbEntry("Operate", "status", "Show the routers that run on this machine: workers, bindings, counters"),
     "run": VerbEntry("Run", "run", "Generate while probes watch, and show what they say"),
+    "record": VerbEntry("Run", "record", "Keep what a model computes, to replay it through other probes"),
+    "replay": VerbEntry("Run", "replay", "Test probes on what a model computed before"),
     "bench": VerbEntry("Operate", "bench", "Measure whether Undercurrent's promises hold on this machine"),
     "version": VerbEntry("About", "version", "Print the versions of Undercurrent and of what it stands on"),
     "completion": VerbEntry("About", "completion", "Print the script by which a shell completes this command"),

@@ -21,7 +21,16 @@ from undercurrent.router import Router
 from undercurrent.spec import ExecutionMode, ExtractionPoint, ProbeSpec, TensorType, load_spec
 from undercurrent.spec.load import SpecSource
 
-__all__ = ["SpecInput", "check_backend", "check_concurrency", "check_points", "load_engine", "make_router", "read_spec"]
+__all__ = [
+    "SpecInput",
+    "check_backend",
+    "check_concurrency",
+    "check_points",
+    "load_engine",
+    "make_router",
+    "read_spec",
+    "refuse_problems",
+]
 
 SpecInput = SpecSource | Sequence[ExtractionPoint] | None
 """Whatever says what is read; None reads nothing."""
@@ -111,7 +120,7 @@ def check_points(spec: ProbeSpec, router: Router, *, model: Any, backend: str | 
         raise ProbedModelConfigError(str(error)) from error
     layer_count = _count_layers(model, loading) if backend == "hf" else None
     if layer_count is not None:
-        _refuse_problems(spec, EngineCapabilities(layer_count, 0, _HF_TENSOR_TYPES))
+        refuse_problems(spec, EngineCapabilities(layer_count, 0, _HF_TENSOR_TYPES))
     if any(point.execution_mode == ExecutionMode.ASYNC for point in spec):
         router.prewarm(spec)
 
@@ -141,7 +150,7 @@ def load_engine(
     except EngineLimitationError:
         # An adapter written for 0.1.0 checks points when they are registered.
         return engine
-    _refuse_problems(spec, capabilities)
+    refuse_problems(spec, capabilities)
     if getattr(engine, "reads_transformers_arguments", False) and getattr(engine, "tokenizer", None) is None:
         raise ProbedModelConfigError("a model object needs its `tokenizer`; pass `tokenizer=`")
     return engine
@@ -193,7 +202,12 @@ def _count_layers(model: Any, loading: Mapping[str, Any]) -> int | None:
     return read_layer_count(os.fspath(model), loading)
 
 
-def _refuse_problems(spec: ProbeSpec, capabilities: EngineCapabilities) -> None:
+def refuse_problems(spec: ProbeSpec, capabilities: EngineCapabilities) -> None:
+    """Refuses a spec that reads what an engine does not give.
+
+    Raises:
+        ProbedModelConfigError: with every problem of every point.
+    """
     problems = [problem for point in spec for problem in capabilities.find_problems(point)]
     if problems:
         raise ProbedModelConfigError("; ".join(problems))

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, overload
 from undercurrent.core import Probe, ProbeFactory, ProbeRegistry
 from undercurrent.engines import ActivationRecorder
 from undercurrent.engines.base import BatchEngine, EngineAdapter, RowRouter
-from undercurrent.errors import ProbingRuntimeError, ProbingTypeError, ProbingValueError
+from undercurrent.errors import ProbingRuntimeError, ProbingValueError
 from undercurrent.model.calls import RunningCalls
 from undercurrent.model.construction import (
     SpecInput,
@@ -30,7 +30,7 @@ from undercurrent.model.construction import (
 from undercurrent.model.ending import RequestEnder
 from undercurrent.model.output import GenerationOutput, SignalEvent
 from undercurrent.model.running import AdapterRunner, BatchRunner, Outcome, Runner
-from undercurrent.model.settings import GenerationSettings, read_settings
+from undercurrent.model.settings import GenerationSettings, check_prompts, read_settings
 from undercurrent.model.streaming import GenerationStream, SignalTap, SignalTeller, StreamEvent, TokenTeller
 from undercurrent.router import MetricsSink, Router
 from undercurrent.router.supervision import LogSinkLike
@@ -113,7 +113,11 @@ class ProbedModel:
         has_async_points = any(point.execution_mode == ExecutionMode.ASYNC for point in self._spec)
         self._ender = RequestEnder(has_async_points=has_async_points)
         self._teller = SignalTeller(self._router) if has_async_points else None
-        self._runner = self._make_runner(engine, batch_size)
+        self._runner: Runner
+        if isinstance(engine, BatchEngine):
+            self._runner = BatchRunner(engine, self._spec, feed=self._router, ender=self._ender, batch_size=batch_size)
+        else:
+            self._runner = AdapterRunner(engine, self._spec, self._router, max_concurrency=self._max_concurrency)
         self._calls = RunningCalls()
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()  # guarded by _lock
@@ -220,7 +224,7 @@ class ProbedModel:
             if isinstance(prompt, str):
                 return self._run([prompt], settings, returns_exceptions=False)[0]  # type: ignore[return-value]
             prompts = list(prompt)
-            _check_prompts(prompts)
+            check_prompts(prompts)
             return self._run(prompts, settings, returns_exceptions=return_exceptions)
 
     def stream(
@@ -244,7 +248,7 @@ class ProbedModel:
             ProbingValueError: an argument is out of range.
         """
         settings = self._read_settings(max_new_tokens, temperature, top_p, seed, stop, backend_kwargs)
-        _check_prompts([prompt])
+        check_prompts([prompt])
         request_id = uuid.uuid4().hex
         with self._calls.call():
             stream = GenerationStream(
@@ -324,11 +328,6 @@ class ProbedModel:
     def _feed(self) -> RowRouter:
         return self._runner.feed if isinstance(self._runner, BatchRunner) else self._router
 
-    def _make_runner(self, engine: EngineAdapter, batch_size: int) -> Runner:
-        if not isinstance(engine, BatchEngine):
-            return AdapterRunner(engine, self._spec, self._router, max_concurrency=self._max_concurrency)
-        return BatchRunner(engine, self._spec, feed=self._router, ender=self._ender, batch_size=batch_size)
-
     def _read_settings(
         self,
         max_new_tokens: int | None,
@@ -394,9 +393,3 @@ class ProbedModel:
             self._on_result(output)
         except Exception:
             _logger.exception("`on_result` raised, request %r", output.request_id)
-
-
-def _check_prompts(prompts: Sequence[object]) -> None:
-    for prompt in prompts:
-        if not isinstance(prompt, str):
-            raise ProbingTypeError(f"a prompt must be a string, or a list of strings for `generate`, got {prompt!r}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from undercurrent.errors import ProbingTypeError, ProbingValueError
 
-__all__ = ["DEFAULT_MAX_NEW_TOKENS", "GenerationSettings", "StopCutter", "read_settings"]
+__all__ = ["DEFAULT_MAX_NEW_TOKENS", "GenerationSettings", "StopCutter", "check_prompts", "read_settings"]
 
 DEFAULT_MAX_NEW_TOKENS = 32
 """Tokens generated where the call does not say."""
@@ -74,6 +74,17 @@ def read_settings(
     is_greedy = arguments.get("do_sample") is False
     is_alone = any(arguments.get(name) is not None for name in _ONE_PROMPT_ARGUMENTS)
     return GenerationSettings(arguments, stops, can_share_batch=not is_alone and (seed is None or is_greedy))
+
+
+def check_prompts(prompts: Sequence[object]) -> None:
+    """Refuses what is no text.
+
+    Raises:
+        ProbingTypeError: a prompt is no string.
+    """
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise ProbingTypeError(f"a prompt must be a string, or a list of strings for `generate`, got {prompt!r}")
 
 
 class StopCutter:
