@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
@@ -106,11 +107,15 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(*replies: Reply, default: Reply | None = None) -> Iterator[Endpoint]:
-    """A server on a port of its own until the block ends."""
+def serving(*replies: Reply, default: Reply | None = None, certificate: Path | None = None) -> Iterator[Endpoint]:
+    """A server on a port of its own until the block ends; over TLS with the key and certificate of one file."""
     endpoint = Endpoint(list(replies), default or Reply())
     server = Server(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"endpoint": endpoint}))
     endpoint.port = server.server_address[1]
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

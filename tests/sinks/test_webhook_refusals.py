@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from source_tree import ROOT
 from webhook_server import Reply, closed_port, ids, reasons, serving, write
 
 from undercurrent.core import ProbeSignal
@@ -104,6 +105,22 @@ def test_secrets_of_the_url_are_in_no_log(reply: Reply | None, letters: Path, ca
     for secret in ("s3cret", "t0ken", "passw0rd", "dXNlcjpw"):
         assert secret not in caplog.text
         assert secret.encode() not in letters.read_bytes()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_only_an_endpoint_whose_certificate_is_known_gets_records(
+    is_known: bool, letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = ROOT / "tests" / "data" / "loopback_certificate.pem"
+    # Read by OpenSSL, in place of the system's own certificates.
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate if is_known else letters))
+    with serving(certificate=certificate) as endpoint:
+        url = f"https://localhost:{endpoint.port}/hook"
+        with WebhookLogSink(url, dead_letter_path=letters, **FAST) as sink:
+            write(sink, 2)
+        assert endpoint.ids() == (ids(2) if is_known else [])
+    assert sink.counts.delivered == (2 if is_known else 0)
+    assert is_known or {reason for reason, _ in reasons(letters)} == {"SSLError"}
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import socket
 import threading
 import time
 from pathlib import Path
@@ -308,3 +309,37 @@ def test_counts_add_up_while_writers_race(letters: Path) -> None:
             mine = [name for name in dict.fromkeys(endpoint.ids()) if first <= int(name[4:]) < first + 100]
             assert mine == sorted(mine, key=lambda name: int(name[4:]))
     assert len(records_of(letters)) == counts.dead_lettered
+
+
+@pytest.mark.parametrize("answer", [b"", b"no HTTP at all\r\n\r\n", b"HTTP/1.1 200\r\nContent-Length: x\r\n\r\n"])
+def test_an_answer_that_is_none_is_tried_again(answer: bytes, letters: Path) -> None:
+    delivered = answer.startswith(b"HTTP/1.1 200")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(20)
+
+        def speak() -> None:
+            for _ in range(1 if delivered else 2):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        speaker = threading.Thread(target=speak)
+        speaker.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        sink = WebhookLogSink(url, dead_letter_path=letters, max_retries=1, backoff_base=0.0, request_timeout=5.0)
+        write(sink, 1)
+        sink.close()
+        speaker.join()
+    assert sink.counts.delivered == delivered
+    assert sink.counts.dead_lettered == (not delivered)
+
+
+def test_a_post_that_raises_system_exit_ends_neither_the_thread_nor_the_record(letters: Path) -> None:
+    def leave(url: str, record: dict[str, Any]) -> None:
+        raise SystemExit
+
+    sink = WebhookLogSink("https://e", post_fn=leave, dead_letter_path=letters, max_retries=0)
+    write(sink, 2)
+    sink.close()
+    assert reasons(letters) == [("SystemExit", 1)] * 2

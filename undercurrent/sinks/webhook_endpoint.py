@@ -75,6 +75,8 @@ class Endpoint:
             redirect=False,
             timeout=urllib3.Timeout(connect=min(timeout_s, _CONNECT_TIMEOUT_S_MAX), read=timeout_s),
             preload_content=False,
+            # What an answer says is of no interest; unpacking it would let a few bytes become many.
+            decode_content=False,
         )
         _finish(response, deadline)
         return _meaning(response.status, response.headers.get("Retry-After"))

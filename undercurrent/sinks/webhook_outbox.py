@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import random
 import threading
@@ -28,6 +29,7 @@ _QUEUE_BYTES_MAX = 64 * 1024 * 1024
 _BACKOFF_S_MAX = 300.0
 # An endpoint that works answers within this; a record whose answer is still out is better written twice than lost.
 _EXIT_GRACE_S = 0.5
+_SAY_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Outbox:
         """How often that record was tried."""
         self._counts = WebhookCounts()
         self._is_closed = False
-        self._is_dropping = False
+        self._said_at_s: dict[str, float] = {}
         self._given_up = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -134,38 +136,41 @@ class Outbox:
     def put(self, record: bytes) -> None:
         """Takes a record for sending. A full queue drops it, counted; after `close` it is a dead letter at once."""
         with self._changed:
-            if not self._is_closed:
-                if len(self._waiting) >= self._records_max or self._waiting_bytes + len(record) > _QUEUE_BYTES_MAX:
-                    self._drop()
-                    return
-                self._is_dropping = False
+            is_closed = self._is_closed
+            is_full = len(self._waiting) >= self._records_max or self._waiting_bytes + len(record) > _QUEUE_BYTES_MAX
+            is_dropped = is_full and not is_closed
+            self._count(**({"dropped": 1} if is_dropped else {"accepted": 1}))
+            if not is_full and not is_closed:
                 self._start_thread()
-                self._count(accepted=1)
                 self._waiting.append(record)
                 self._waiting_bytes += len(record)
                 self._changed.notify_all()
-                return
-            self._count(accepted=1)
-        self._bury([record], "closed", 0)
+        if is_closed:
+            self._bury([record], "closed", 0)
+        elif is_dropped and self._may_say("full"):
+            _logger.warning(
+                "webhook %s: the queue of %d records is full; %d were dropped so far (said once a minute)",
+                self._endpoint_name,
+                self._records_max,
+                self._counts.dropped,
+            )
 
     def _start_thread(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="undercurrent-sinks-webhook", daemon=True)
             self._thread.start()
 
-    def _drop(self) -> None:
-        self._count(dropped=1)
-        if not self._is_dropping:
-            self._is_dropping = True
-            _logger.warning(
-                "webhook %s: the queue of %d records is full; records are dropped and counted until it has room",
-                self._endpoint_name,
-                self._records_max,
-            )
-
     def _count(self, **more: int) -> None:
         now = {name: getattr(self._counts, name) + count for name, count in more.items()}
         self._counts = replace(self._counts, **now)
+
+    def _may_say(self, what: str) -> bool:
+        """Whether a log line of this kind is due; an endpoint that is down would else fill the log."""
+        now = time.monotonic()
+        if now - self._said_at_s.get(what, -math.inf) < _SAY_AGAIN_S:
+            return False
+        self._said_at_s[what] = now
+        return True
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
@@ -198,6 +203,7 @@ class Outbox:
     def end_with_interpreter(self) -> None:
         """Writes what waits to the dead-letter file at once, and what is being sent unless its answer is there soon."""
         self.retire()
+        self._given_up.set()
         self._bury(self._take_waiting(), "interpreter_exit", 0)
         self.drain(time.monotonic() + _EXIT_GRACE_S)
         self._give_up("interpreter_exit")
@@ -228,11 +234,11 @@ class Outbox:
                 if not self._waiting:
                     return
                 record = self._in_hand = self._waiting.popleft()
+                self._attempts = 0
                 self._waiting_bytes -= len(record)
             self._settle(record, self._send(record))
 
     def _send(self, record: bytes) -> Answer:
-        self._attempts = 0
         while True:
             self._attempts += 1
             answer = self._attempt(record)
@@ -249,8 +255,9 @@ class Outbox:
     def _attempt(self, record: bytes) -> Answer:
         try:
             return self._poster.post(record)
-        except Exception as error:
-            # The error's own words may quote what is secret: a token, a record.
+        except BaseException as error:
+            # Also `SystemExit`, which would end this thread without a word. The error's own words may quote what is
+            # secret: a token, a record.
             return Answer(is_delivered=False, is_retryable=True, reason=type(error).__name__)
 
     def _settle(self, record: bytes, answer: Answer) -> None:
@@ -262,13 +269,14 @@ class Outbox:
                 self._count(delivered=1)
                 self._changed.notify_all()
                 return
-        _logger.warning(
-            "webhook %s: a record was not delivered after %d attempts (%s); it goes to %r",
-            self._endpoint_name,
-            self._attempts,
-            answer.reason,
-            str(self._dead_letters.path),
-        )
+        if self._may_say("undelivered"):
+            _logger.warning(
+                "webhook %s: a record was not delivered in %d attempts (%s); such go to %r (said once a minute)",
+                self._endpoint_name,
+                self._attempts,
+                answer.reason,
+                str(self._dead_letters.path),
+            )
         # Still in hand while it is written, so that `drain` and the exit do not overtake it; a record that is taken
         # away just now is in the file twice, never not at all.
         self._bury([record], answer.reason, self._attempts, is_in_hand=True)
@@ -280,7 +288,8 @@ class Outbox:
                 outcome = {"dead_lettered": 1}
             except FileSinkError as error:
                 outcome = {"lost": 1}
-                _logger.error("webhook %s: a dead letter is lost: %s", self._endpoint_name, error)
+                if self._may_say("lost"):
+                    _logger.error("webhook %s: a dead letter is lost: %s", self._endpoint_name, error)
             with self._changed:
                 if is_in_hand:
                     if self._in_hand is not record:
