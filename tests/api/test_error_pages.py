@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from source_tree import ROOT, module_name, product_files
@@ -61,3 +63,15 @@ def test_row_says_which_builtin_an_error_is(cls: type[UndercurrentError]) -> Non
 def test_every_error_is_a_builtin_too_and_says_when_it_is_raised(cls: type[UndercurrentError]) -> None:
     assert cls.__doc__
     assert cls in (UndercurrentError, ProbingError) or cls.__module__.endswith("cli.common") or builtins_of(cls)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_error_survives_the_way_to_another_process(cls: type[UndercurrentError]) -> None:
+    arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "ProbeNotFoundError": (("linear", ["linear_probe"]), {}),
+        "RowsError": (("one failed",), {"signals": [None], "errors": {0: ValueError("in a probe")}}),
+    }
+    positional, named = arguments.get(cls.__name__, (("what was expected",), {}))
+    error = cls(*positional, **named)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), sorted(vars(copy))) == (cls, str(error), sorted(vars(error)))
