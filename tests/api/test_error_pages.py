@@ -62,7 +62,7 @@ def test_row_says_which_builtin_an_error_is(cls: type[UndercurrentError]) -> Non
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_every_error_is_a_builtin_too_and_says_when_it_is_raised(cls: type[UndercurrentError]) -> None:
     assert cls.__doc__
-    assert cls in (UndercurrentError, ProbingError) or cls.__module__.endswith("cli.common") or builtins_of(cls)
+    assert cls in (UndercurrentError, ProbingError) or cls.__module__.startswith("undercurrent.cli") or builtins_of(cls)
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
