@@ -108,6 +108,8 @@ class RunArchive:
             raise RuntimeValueError(
                 f"`on_exists` must be {one_of(_ON_EXISTS)}, got {on_exists!r}{did_you_mean(str(on_exists), _ON_EXISTS)}"
             )
+        if flush_every is not None and flush_every < 1:
+            raise RuntimeValueError(f"`flush_every` must be >= 1, or None to group by time, got {flush_every!r}")
         content = render_manifest(manifest)
         root = Path(root)
         with named_access(root, "made"):

@@ -9,7 +9,14 @@ import sqlite3
 from pathlib import Path
 
 from undercurrent.runtime.archive_files import DATABASE_FILE, MANIFEST_FILE, move_aside, named_access, write_whole
-from undercurrent.runtime.database import BUSY_S, ReadOnlyDatabase, connect, create_schema, read_header
+from undercurrent.runtime.database import (
+    BUSY_S,
+    UNREADABLE,
+    ReadOnlyDatabase,
+    connect,
+    create_schema,
+    read_header,
+)
 from undercurrent.runtime.errors import (
     ArchiveCorruptError,
     ArchiveExistsError,
@@ -132,7 +139,7 @@ def _has_no_tables(path: Path) -> bool:
     connection = connect(path, "mode=ro&immutable=1")
     try:
         return connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-    except sqlite3.Error:
+    except UNREADABLE:
         return False
     finally:
         connection.close()

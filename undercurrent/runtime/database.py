@@ -26,6 +26,9 @@ ARCHIVE_SCHEMA_VERSION = 4
 BUSY_S = 5.0
 """How long a statement waits for another connection's lock."""
 
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What the sqlite3 module raises on a damaged file: names that are no UTF-8 come as the second."""
+
 # Bytes 18 and 19 of the file: 1 is a rollback journal, 2 is WAL. See https://www.sqlite.org/fileformat.html, 1.3.
 _JOURNAL_BYTE = 18
 _WAL = 2
@@ -77,7 +80,7 @@ def check_schema(connection: sqlite3.Connection, database: Path) -> None:
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error as error:
+    except UNREADABLE as error:
         raise ArchiveCorruptError(f"{database} cannot be read as an SQLite database: {error}") from error
     if version != ARCHIVE_SCHEMA_VERSION:
         raise ManifestVersionError(
@@ -144,7 +147,7 @@ class ReadOnlyDatabase:
                     yield decode_row(tuple(row), values)
             else:
                 yield from map(decode_row, self._connection.execute(_ROWS, (after, limit)))
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise ArchiveCorruptError(f"{self.path} cannot be read: {error}") from error
 
     def keyed_ids(self) -> Iterator[tuple[str, int]]:
@@ -159,7 +162,7 @@ class ReadOnlyDatabase:
     def _ask(self, query: str) -> tuple[object, ...] | None:
         try:
             row: tuple[object, ...] | None = self._connection.execute(query).fetchone()
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise ArchiveCorruptError(f"{self.path} cannot be read: {error}") from error
         return row
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, TypeVar
 
 from undercurrent.runtime.archive_rows import CoalitionRecordDraft, Row, encode_columns, encode_values
-from undercurrent.runtime.errors import ArchiveStateError, ArchiveWriteError, RuntimeValueError
+from undercurrent.runtime.errors import ArchiveStateError, ArchiveWriteError
 
 __all__ = ["GROUP_ROWS_MAX", "RowWriter"]
 
@@ -58,13 +58,7 @@ class RowWriter:
         rows_max: int | None,
         on_committed: Callable[[Sequence[Row], Mapping[int, str]], None],
     ) -> None:
-        """Opens the connection on the writer's thread.
-
-        Raises:
-            RuntimeValueError: `rows_max` is below 1.
-        """
-        if rows_max is not None and rows_max < 1:
-            raise RuntimeValueError(f"`flush_every` must be >= 1, or None to group by time, got {rows_max!r}")
+        """Opens the connection on the writer's thread; `rows_max` is at least 1, or None for 500."""
         self._rows_max = min(rows_max or GROUP_ROWS_MAX, GROUP_ROWS_MAX)
         self._on_committed = on_committed
         self._pid = os.getpid()

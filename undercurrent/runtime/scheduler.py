@@ -104,7 +104,7 @@ class InferenceScheduler:
         self._store = store
         self._dedup = dedup
         self._archive = archive
-        self._progress = progress or NullCoalitionProgress()
+        self._progress = NullCoalitionProgress() if progress is None else progress
         self._retry = retry or RetryPolicy()
         self._is_retrying = retry is not None or deadline_s is not None
         self._deadline_s = deadline_s
