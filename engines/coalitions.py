@@ -18,6 +18,7 @@ import torch
 
 from undercurrent.core import ProbeAction, ProbeResult, ProbeSignal
 from undercurrent.engines.base import Generation, RowRouter
+from undercurrent.engines.capture import progression
 from undercurrent.engines.hf import HFEngine
 from undercurrent.engines.prompt_state import PromptState
 from undercurrent.errors import ProbingRuntimeError, ProbingTypeError, ProbingValueError
@@ -168,7 +169,10 @@ class HFCoalitions:
     def _is_reusing(self, prompts: Sequence[Sequence[int]]) -> bool:
         if self._reuses_prefixes is not None:
             return self._reuses_prefixes
-        return max(map(len, prompts)) >= _LONG_PROMPT * self._generation.max_new_tokens
+        longest = max(map(len, prompts))
+        # What is not computed again cannot be read: only the last token of a prompt always is.
+        reads_prompt = any(progression(point, longest)[0] < longest - 1 for point in self._points)
+        return not reads_prompt and longest >= _LONG_PROMPT * self._generation.max_new_tokens
 
     @contextmanager
     def _state_for(self, prompt: list[int]) -> Iterator[PromptState]:
@@ -216,7 +220,7 @@ class HFCoalitions:
         model = self._engine.model
         with self._state_for(prompt) as state:
             new = torch.tensor([prompt[state.token_count :] + answer_ids], device=model.device)
-            logits = model(input_ids=new, past_key_values=state.cache, use_cache=True).logits[0]
+            logits = model(input_ids=new, cache=state.cache, use_cache=True).logits[0]
         chosen = logits[-len(answer_ids) - 1 : -1].float().log_softmax(-1)
         logprobs = tuple(chosen.gather(1, torch.tensor(answer_ids, device=model.device)[:, None])[:, 0].tolist())
         return GenerationRecord(answer, logprobs, {ANSWER_VALUE: ProbeValue(sum(logprobs), logprobs)})

@@ -170,8 +170,8 @@ def _check_state(state: PromptState, sequences: Sequence[SequenceShape]) -> None
         start, stop, _ = progression(point, sequence.prompt_len)
         if start < min(stop, state.token_count):
             raise EngineLimitationError(
-                f"point {point.name!r} reads position {start}, and the first {state.token_count} tokens are not computed "
-                "again; generate without a prompt state"
+                f"point {point.name!r} reads position {start}, and the first {state.token_count} tokens are not "
+                "computed again; generate without a prompt state"
             )
 
 
