@@ -165,7 +165,8 @@ def test_import_of_an_estimator_loads_no_sklearn() -> None:
 import sys, types
 import numpy as np
 from undercurrent.core import from_sklearn
-twin = types.SimpleNamespace(coef_=np.ones((1, 3)), intercept_=np.zeros(1), classes_=np.array([0, 1]), predict_proba=None)
+fitted = {'coef_': np.ones((1, 3)), 'intercept_': np.zeros(1), 'classes_': np.array([0, 1]), 'predict_proba': None}
+twin = types.SimpleNamespace(**fitted)
 assert from_sklearn(twin, layer=0, tensor_type="mlp_out").hidden_size == 3
 assert not {"sklearn", "scipy", "torch"} & set(sys.modules)
 """

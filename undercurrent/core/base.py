@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from undercurrent.core.isolation import can_carry_state, fresh_copy
+from undercurrent.core.isolation import can_carry_state, fresh_copy, stateful_defaults
 from undercurrent.core.signals import ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import (
     ProbeDefinitionError,
@@ -26,6 +26,14 @@ __all__ = ["Probe", "ProbeFactory", "require_probe_kind"]
 
 _KIND_WORDS = tuple(kind.value for kind in ProbeKind)
 _REFUSED_CLASS_STATE = (list, dict, set, bytearray)
+_OWN_TABLES = frozenset({"_class_state", "_stateful_defaults"})
+# What Python and its dataclasses keep in a class is no state of a probe.
+_PYTHONS_TABLES = frozenset(
+    {
+        *("__annotations__", "__annotations_cache__", "__conditional_annotations__"),
+        *("__dataclass_fields__", "__dict__", "__slots__"),
+    }
+)
 
 
 class Probe(ABC):
@@ -51,6 +59,8 @@ class Probe(ABC):
 
     # Class-level containers that `__init_subclass__` does not refuse; each instance gets copies of its own.
     _class_state: ClassVar[dict[str, Any]] = {}
+    # Defaults of the constructor's parameters that could carry state; each instance gets copies of these too.
+    _stateful_defaults: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -63,6 +73,7 @@ class Probe(ABC):
                     " set it on `self` in `__init__` or `on_start`"
                 )
         cls._class_state = _find_class_state(cls)
+        cls._stateful_defaults = stateful_defaults(cls.__init__)
 
     @classmethod
     def spawn(cls, request_id: str, extraction_point_name: str, **probe_kwargs: Any) -> Self:
@@ -83,6 +94,9 @@ class Probe(ABC):
             raise ProbingValueError(
                 f"`extraction_point_name` must be a non-empty string, got {extraction_point_name!r}"
             )
+        for name, value in cls._stateful_defaults.items():
+            if name not in probe_kwargs:
+                probe_kwargs[name] = fresh_copy(value)
         # Before the constructor, so that it can read its identity and finds no state of an earlier request.
         probe = cls.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, **probe_kwargs)
         probe.__dict__["_request_id"] = request_id
@@ -177,7 +191,7 @@ def _find_class_state(cls: type[Probe]) -> dict[str, Any]:
         if base is Probe:
             continue
         for name, value in base.__dict__.items():
-            if _is_dunder(name) or name == "_class_state":
+            if name in _OWN_TABLES or name in _PYTHONS_TABLES:
                 continue
             state.pop(name, None)
             if can_carry_state(value):

@@ -11,6 +11,7 @@ from types import EllipsisType
 from typing import Any, ClassVar
 
 from undercurrent.core.base import Probe
+from undercurrent.core.isolation import stateful_defaults
 from undercurrent.core.registry import ProbeRegistry, default_registry
 from undercurrent.core.signals import ProbeAction, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbeDefinitionError, ProbingTypeError, ProbingValueError, one_of
@@ -32,6 +33,7 @@ class FunctionProbe(Probe):
     fn: ClassVar[ProbeFunction | None] = None
     default_threshold: ClassVar[float | None] = None
     default_action: ClassVar[ProbeAction] = ProbeAction.ABORT
+    _fn_defaults: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
     def __init__(
         self,
@@ -52,7 +54,8 @@ class FunctionProbe(Probe):
         self._threshold = self.default_threshold if threshold is ... else read_threshold(threshold, where)
         self._action = self.default_action if action is ... else read_action(action, where)
         _check_arguments(self.fn, fn_kwargs, where)
-        self._fn_kwargs = fn_kwargs
+        # State at class level, of which each instance has a copy: the function's own defaults outlive a request.
+        self._fn_kwargs = {**dict(self._fn_defaults), **fn_kwargs}
         self._count = 0
         self._nan_count = 0
         self._is_flagged = False
@@ -166,6 +169,7 @@ def probe(
             "probe_name": probe_name,
             "default_threshold": default_threshold,
             "default_action": default_action,
+            "_fn_defaults": tuple(stateful_defaults(fn).items()),
         }
         probe_cls = type(fn.__name__, (FunctionProbe,), attributes)
         if register:

@@ -208,6 +208,8 @@ def _read_threshold(threshold: object, where: str) -> float | None:
         raise ProbingTypeError(f"{where}: `threshold` must be a number or None, got {threshold!r}")
     if math.isnan(threshold):
         raise ProbingValueError(f"{where}: `threshold` must be comparable, got nan; None only records scores")
+    if math.isinf(threshold):
+        raise ProbingValueError(f"{where}: `threshold` must be finite, got {threshold}; None flags nothing")
     return float(threshold)
 
 
