@@ -148,7 +148,7 @@ def test_events_tell_tokens_signals_and_verdicts(folder: Path) -> None:
 
 
 def test_abort_of_a_probe_ends_the_text_and_is_told_and_logged(folder: Path) -> None:
-    spec = (folder / "probes.yaml").read_text().replace("threshold: 1000.0", "threshold: 0.0")
+    spec = (folder / "probes.yaml").read_text().replace("threshold: 100000.0", "threshold: 0.0")
     (folder / "probes.yaml").write_text(spec)
     answer = call(*RUN, "--log", "signals.ndjson")
     assert answer.exit_code == 0, answer.stderr
@@ -157,6 +157,17 @@ def test_abort_of_a_probe_ends_the_text_and_is_told_and_logged(folder: Path) -> 
     assert "stopped: the probe of 'gate' stopped the generation" in answer.stderr
     logged = events((folder / "signals.ndjson").read_text())
     assert {"signal", "result"} == {line["kind"] for line in logged if line["extraction_point_name"] == "gate"}
+
+
+def test_error_of_a_probe_is_told_with_its_place_and_is_no_defect(folder: Path) -> None:
+    probes = (folder / "my_probes.py").read_text()
+    (folder / "my_probes.py").write_text(probes.replace("    return float(np.linalg", "    return float(np.linalk"))
+    answer = call(*RUN)
+    assert answer.exit_code == 1
+    assert "raised AttributeError: module 'numpy' has no attribute 'linalk'" in answer.stderr
+    assert "my_probes.py:16" in answer.stderr
+    assert "on_error" in answer.stderr
+    assert "Traceback" not in answer.stderr
 
 
 def test_text_goes_to_the_pipe_and_verdicts_to_standard_error(folder: Path) -> None:

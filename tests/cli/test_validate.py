@@ -10,6 +10,8 @@ import pytest
 import yaml
 from command_lines import SPEC, call
 
+from undercurrent.core import SavedProbe, save_probe
+
 PROBES = """
 from undercurrent import probe
 
@@ -144,6 +146,41 @@ def test_layer_that_the_model_lacks_is_a_problem() -> None:
     assert answer.exit_code == 1
     assert "point 'guard': `layers` of 'residual_stream' must be 0 to 3, got 12" in answer.stdout
     assert call("validate", write("good.yaml", SPEC), "--model", "tiny").exit_code == 0
+
+
+@pytest.fixture(name="saved")
+def _saved(folder: Path) -> str:
+    """A linear probe of layer 2 and 64 values, in a file of the current folder."""
+    save_probe("p.safetensors", SavedProbe("linear", {"weight": [0.1] * 64, "bias": 0.0}, 2, "residual_stream"))
+    return SPEC.replace("loudness", "linear") + "    probe_args: {file: p.safetensors}\n"
+
+
+def test_saved_probe_that_fits_its_point_is_ok(saved: str) -> None:
+    answer = call("validate", "-", "--check-probes", "--model", "tiny", text=saved)
+    assert answer.exit_code == 0, answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("p.safetensors", "q.safetensors", "q.safetensors"),
+        ("[2]", "3", "go to a probe trained on layer 2 of 'residual_stream'; change the point"),
+        ("residual_stream", "mlp_out", "layers [2] of 'mlp_out' go to a probe trained on"),
+        ("linear", "mlp", "write `probe_type: linear`"),
+        ("p.safetensors", "p.safetensors, threshold: high", "threshold"),
+    ],
+)
+def test_saved_probe_that_does_not_fit_is_a_problem(saved: str, before: str, after: str, said: str) -> None:
+    answer = call("validate", "-", "--check-probes", text=saved.replace(before, after))
+    assert answer.exit_code == 1
+    assert said in answer.stdout
+
+
+def test_saved_probe_of_another_width_is_a_problem_of_the_model(saved: str) -> None:
+    save_probe("p.safetensors", SavedProbe("linear", {"weight": [0.1] * 32, "bias": 0.0}, 2, "residual_stream"))
+    answer = call("validate", "-", "--check-probes", "--model", "tiny", text=saved)
+    assert answer.exit_code == 1
+    assert "trained on 32 values a token, the model has 64" in answer.stdout
 
 
 def test_no_spec_is_a_usage_error() -> None:

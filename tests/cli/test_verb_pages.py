@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from command_lines import call
 from source_tree import ROOT
 
+from undercurrent.cli.commands import EXAMPLES as ROOT_EXAMPLES
 from undercurrent.cli.commands import VERBS, undercurrent
 from undercurrent.cli.help_pages import markdown_page
 from undercurrent.cli.verbs import Verb, VerbGroup
@@ -34,7 +36,9 @@ ROOT_CONTEXT = click.Context(
     undercurrent, info_name="undercurrent", terminal_width=120, help_option_names=["-h", "--help"]
 )
 PAGES = dict(pages(ROOT_CONTEXT))
-EXAMPLES = [(path, line) for path, command in PAGES.items() for line, _ in command.examples]
+EXAMPLES = [("undercurrent", line) for line, _ in ROOT_EXAMPLES] + [
+    (path, line) for path, command in PAGES.items() for line, _ in command.examples
+]
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -58,7 +62,7 @@ def test_help_verb_shows_the_page_of_the_option(path: str) -> None:
 def test_every_verb_takes_json_and_debug(path: str) -> None:
     options = {name for parameter in PAGES[path].params for name in parameter.opts}
     assert "--debug" in options
-    assert "--json" in options or path == "undercurrent help"
+    assert "--json" in options
 
 
 @pytest.mark.parametrize(("path", "line"), EXAMPLES, ids=[line[:60] for _, line in EXAMPLES])
@@ -91,6 +95,15 @@ def test_list_has_every_verb_in_a_section_with_its_line() -> None:
     for name, entry in VERBS.items():
         assert f"{entry.section}:" in page
         assert any(line.split() == [name, *entry.summary.split()] for line in page.splitlines()), name
+
+
+def test_pages_as_data_hold_every_verb() -> None:
+    root = json.loads(call("help", "--json").stdout)
+    assert [page["command"] for page in root["verbs"]] == [f"undercurrent {name}" for name in VERBS]
+    (page,) = (page for page in root["verbs"] if page["command"] == "undercurrent schema")
+    assert page["summary"] == VERBS["schema"].summary
+    assert page["usage"] == "undercurrent schema [OPTIONS]"
+    assert ["-o", "--output"] in [option["names"] for option in page["options"]]
 
 
 def test_help_of_an_unknown_verb_names_the_nearest() -> None:

@@ -34,15 +34,15 @@ class VerbEntry:
 
 VERBS = {
     "init": VerbEntry("Begin", "init", "Write an example spec and its probes"),
+    "doctor": VerbEntry("Begin", "doctor", "Check that this machine has what Undercurrent needs"),
     "validate": VerbEntry("Specs and models", "validate", "Check spec files and list every problem"),
     "schema": VerbEntry("Specs and models", "schema", "Print the format of specs as JSON Schema"),
     "inspect-model": VerbEntry("Specs and models", "inspect_model", "Show what probes can read from a model"),
-    "doctor": VerbEntry("Operate", "doctor", "Check that this machine has what Undercurrent needs"),
-    "probe": VerbEntry("Probes", "probe", "Train probes on labelled texts, test them, and show what a file holds"),
-    "status": VerbEntry("Operate", "status", "Show the routers that run on this machine: workers, bindings, counters"),
     "run": VerbEntry("Run", "run", "Generate while probes watch, and show what they say"),
     "record": VerbEntry("Run", "record", "Keep what a model computes, to replay it through other probes"),
     "replay": VerbEntry("Run", "replay", "Test probes on what a model computed before"),
+    "probe": VerbEntry("Probes", "probe", "Train probes on labelled texts, test them, and show what a file holds"),
+    "status": VerbEntry("Operate", "status", "Show the routers that run on this machine: workers, bindings, counters"),
     "bench": VerbEntry("Operate", "bench", "Measure whether Undercurrent's promises hold on this machine"),
     "version": VerbEntry("About", "version", "Print the versions of Undercurrent and of what it stands on"),
     "completion": VerbEntry("About", "completion", "Print the script by which a shell completes this command"),
@@ -50,8 +50,10 @@ VERBS = {
 }
 
 EXAMPLES = (
-    ("undercurrent status", "what runs on this machine"),
-    ("undercurrent help status", "the page of a verb, examples first"),
+    ("undercurrent init && undercurrent doctor", "an example to begin with, and whether it can run here"),
+    ("undercurrent validate probes.yaml", "every problem of a spec, with its line"),
+    ("undercurrent run probes.yaml --import my_probes.py --model tiny --prompt Hello", "probes beside a model"),
+    ("undercurrent help run", "the page of a verb, examples first"),
 )
 
 

@@ -31,7 +31,7 @@ extraction_points:
     probe_kind: single_shot
     execution_mode: inline
     probe_args: # given to the probe
-      threshold: 1000.0
+      threshold: 100000.0
 
   # An async probe runs in a process of its own and never delays a token. This one watches every generated token.
   - name: drift
@@ -55,10 +55,15 @@ import numpy as np
 from undercurrent import Probe, ProbeAction, ProbeResult, ProbeSignal, probe, register_probe
 
 
+def as_vector(tensor):
+    """An activation as float32: torch's bfloat16 is unknown to numpy."""
+    return np.asarray(tensor.float() if hasattr(tensor, "float") else tensor, dtype=np.float32)
+
+
 @probe("loudness")
 def loudness(record):
     """A score from one activation; from `threshold` on, the generation is stopped."""
-    return float(np.linalg.norm(np.asarray(record.tensor, dtype=np.float32)))
+    return float(np.linalg.norm(as_vector(record.tensor)))
 
 
 @register_probe("drift")
@@ -75,7 +80,7 @@ class Drift(Probe):
         self.highest = 0.0
 
     def on_activation(self, record):
-        here = np.asarray(record.tensor, dtype=np.float32)
+        here = as_vector(record.tensor)
         here = here / (np.linalg.norm(here) + 1e-9)
         if self.first is None:
             self.first = here

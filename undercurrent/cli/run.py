@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ import click
 from undercurrent.cli.models import MODEL_HELP, ModelChoice, missing_model_named, resolve_model
 from undercurrent.cli.prompts import read_prompts
 from undercurrent.cli.specs import import_modules, require_spec
-from undercurrent.cli.verbs import json_option, say, verb
+from undercurrent.cli.verbs import CLIError, json_option, say, verb
+from undercurrent.errors import UndercurrentError
 
 if TYPE_CHECKING:
     from undercurrent.cli.run_views import RunView
@@ -142,11 +144,32 @@ def _thread_count(spec: ProbeSpec) -> int:
     return max(1, cpus - 1) if any(point.execution_mode == "async" for point in spec) else cpus
 
 
+@contextmanager
+def _probe_errors_told() -> Iterator[None]:
+    """Around a generation: what a probe or a model raised is their own affair, and no defect of ours.
+
+    Raises:
+        CLIError: with the place in the code that raised.
+    """
+    try:
+        yield
+    except (UndercurrentError, OSError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        # The last line that is of no library: in a probe, where it called numpy or torch.
+        own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+        raise CLIError(
+            f"the probe or the model raised {type(error).__name__}: {error}, at {own[-1].filename}:{own[-1].lineno}",
+            hint="--debug shows the traceback; with `on_error: continue` on the point, the text goes on without it",
+        ) from error
+
+
 def _generate(probed: ProbedModel, text: str, settings: Mapping[str, Any], view: RunView, arrivals: Arrivals) -> None:
     from undercurrent.model import SignalEvent
 
     shown: Counter[str] = Counter()
-    with probed.stream(text, **settings) as stream:
+    with _probe_errors_told(), probed.stream(text, **settings) as stream:
         for event in stream:
             if isinstance(event, SignalEvent):
                 shown[event.point] += 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from undercurrent.cli.models import MODEL_HELP
+from undercurrent.cli.saved_probes import saved_probe_problems
 from undercurrent.cli.specs import STANDARD_INPUT, import_modules, read_spec
 from undercurrent.cli.verbs import CLIError, NearestChoice, UsageError, json_option, print_json, verb
 
@@ -101,15 +102,15 @@ def _judge(path: str, *, strict: bool, check_probes: bool, capabilities: EngineC
     if read.spec is not None:
         verdict.extraction_points = len(read.spec)
         if check_probes:
-            verdict.errors += _probe_problems(read.spec)
+            verdict.errors += _probe_problems(read.spec, capabilities)
         if capabilities is not None:
             verdict.errors += [text for point in read.spec for text in capabilities.find_problems(point)]
     verdict.valid = not verdict.errors
     return verdict
 
 
-def _probe_problems(spec: ProbeSpec) -> list[str]:
-    """What the router would refuse: unknown probes, kinds that differ, points that cannot be served."""
+def _probe_problems(spec: ProbeSpec, capabilities: EngineCapabilities | None) -> list[str]:
+    """What the router would refuse, and what the file of a saved probe says against its point."""
     from undercurrent.router import Router, RouterError
 
     problems = []
@@ -119,6 +120,8 @@ def _probe_problems(spec: ProbeSpec) -> list[str]:
                 router.check([point])
             except RouterError as error:
                 problems.append(str(error))
+            else:
+                problems += saved_probe_problems(point, capabilities)
     return problems
 
 
