@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from fork_answers import answer_of_child
 from router_points import REGISTRY, ListSink, context, fresh_id, make_point, make_record, positions, wait_until
 
 from undercurrent.router import Router
 
 ROOT = Path(__file__).parent.parent
-
-
-def answer_of_child(work: Callable[[], Any]) -> Any:
-    """Runs `work` in a forked child and returns what it returned."""
-    read_fd, write_fd = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with open(write_fd, "wb") as pipe:
-                pipe.write(msgspec.json.encode(work()))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(write_fd)
-    with open(read_fd, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    return msgspec.json.decode(answer)
 
 
 def test_child_counts_async_records_and_runs_inline_points(router: Router, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from undercurrent.core import ProbeResult
+from undercurrent.router.breakers import BreakerStatus
 from undercurrent.router.ledger import Ledger, PointSums
 from undercurrent.router.metrics import MetricsSink
 from undercurrent.router.metrics_relay import Look, MetricsRelay
@@ -107,7 +108,7 @@ class Accounts:
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    def totals(self, breakers: Mapping[str, Any]) -> RouterMetrics:
+    def totals(self, breakers: Mapping[str, BreakerStatus]) -> RouterMetrics:
         """Everything that was counted, as it is now; see `Router.totals`."""
         waiting_by_sink = self._supervision.collect_sink_events()
         sums, inline_signals, requests = self._ledger.read()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from undercurrent.router.breakers import BreakerStatus
 from undercurrent.workers.measures import PointKey
 from undercurrent.workers.meters import BUCKET_BOUNDS_NS
 
@@ -113,7 +113,7 @@ class PointMetrics:
     restarts: int = 0
     """How often a new probe took over in the middle of a request because a worker died."""
     timeouts: int = 0
-    """Probe calls that were ended, or no longer waited for."""
+    """Probe calls that were ended, with their worker, because they took longer than `probe_timeout_s`."""
     suspensions: int = 0
     """How often the point was suspended because its workers died too often."""
     route: LatencyHistogram = field(default_factory=LatencyHistogram)
@@ -171,7 +171,7 @@ class RouterMetrics:
     workers: tuple[WorkerMetrics, ...]
     worker_restarts: Mapping[tuple[str, str], int]
     """By (worker, reason): `hang`, `died` or `not_started`."""
-    breakers: Mapping[str, Any]
+    breakers: Mapping[str, BreakerStatus]
     """What `Router.breakers()` says, by point name."""
     memory_bytes: int
     """Shared memory that the rings take now."""
@@ -199,6 +199,12 @@ class RouterMetrics:
     def aborts(self) -> int:
         """Signals that asked for an abort, of all points."""
         return sum(point.signals.get("abort", 0) for point in self.points)
+
+    @property
+    def timeouts(self) -> int:
+        """Probe calls that took too long: ended with their worker, or not waited for by a bounded point."""
+        ended = sum(point.timeouts for point in self.points)
+        return ended + sum(breaker.counts.timeouts for breaker in self.breakers.values())
 
     def point(self, name: str) -> PointMetrics | None:
         """The point of this name that has routed most; None where there is none."""
