@@ -18,7 +18,7 @@ from undercurrent.errors import (
     one_of,
 )
 from undercurrent.router import Router
-from undercurrent.spec import ExecutionMode, ExtractionPoint, ProbeSpec, TensorType, load_spec
+from undercurrent.spec import ExtractionPoint, ProbeSpec, TensorType, load_spec
 from undercurrent.spec.load import SpecSource
 
 __all__ = [
@@ -107,22 +107,24 @@ def check_concurrency(max_concurrency: int | None, backend: str | EngineAdapter)
     return max_concurrency
 
 
-def check_points(spec: ProbeSpec, router: Router, *, model: Any, backend: str | EngineAdapter, loading: Any) -> None:
-    """Checks what can be known before the model is loaded, and starts the workers that the spec needs.
+def check_points(spec: ProbeSpec, router: Router, *, model: Any, backend: str | EngineAdapter, loading: Any) -> bool:
+    """Checks what can be known before the model is loaded, starts the workers that the spec needs, and says whether it
+    needs any.
 
     Raises:
         ProbedModelConfigError: a probe type is unknown or of another kind, or a tensor type or layer does not exist.
         ProbeTransferError: an async probe cannot travel to a worker.
     """
     try:
-        router.check(spec)
+        needs_workers = router.check(spec)
     except RouterError as error:
         raise ProbedModelConfigError(str(error)) from error
     layer_count = _count_layers(model, loading) if backend == "hf" else None
     if layer_count is not None:
         refuse_problems(spec, EngineCapabilities(layer_count, 0, _HF_TENSOR_TYPES))
-    if any(point.execution_mode == ExecutionMode.ASYNC for point in spec):
+    if needs_workers:
         router.prewarm(spec)
+    return needs_workers
 
 
 def load_engine(

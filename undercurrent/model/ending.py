@@ -1,4 +1,4 @@
-"""Ends requests without holding the text up: requests with async points are ended on threads of their own."""
+"""Ends requests without holding the text up: requests whose probes are in workers are ended on threads of their own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class RequestEnder:
     `drain_timeout`.
     """
 
-    def __init__(self, *, has_async_points: bool) -> None:
-        self._has_async_points = has_async_points
+    def __init__(self, *, waits_for_workers: bool) -> None:
+        self._waits_for_workers = waits_for_workers
         self._threads = CallThreads(name="undercurrent-results", thread_count_max=_THREAD_COUNT_MAX)
         self._lock = threading.Lock()
         self._pending: set[Future[dict[str, ProbeResult]]] = set()  # guarded by _lock
@@ -31,9 +31,9 @@ class RequestEnder:
     def end(self, router: RowRouter, request_id: str) -> Future[dict[str, ProbeResult]]:
         """Ends a request at `router`; the future holds its results, or what ending it raised.
 
-        Inline probes are done when the text is: a request that has only those is ended on this thread.
+        Probes of this process are done when the text is: a request that has only those is ended on this thread.
         """
-        if not self._has_async_points:
+        if not self._waits_for_workers:
             done: Future[dict[str, ProbeResult]] = Future()
             try:
                 done.set_result(router.end_request(request_id))

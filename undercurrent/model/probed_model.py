@@ -34,7 +34,7 @@ from undercurrent.model.settings import GenerationSettings, check_prompts, read_
 from undercurrent.model.streaming import GenerationStream, SignalTap, SignalTeller, StreamEvent, TokenTeller
 from undercurrent.router import MetricsSink, Router
 from undercurrent.router.supervision import LogSinkLike
-from undercurrent.spec import ExecutionMode, ProbeSpec
+from undercurrent.spec import ProbeSpec
 
 __all__ = ["ProbedModel"]
 
@@ -103,16 +103,15 @@ class ProbedModel:
         try:
             if log_sink is not None:
                 self._router.attach_log_sink(log_sink)
-            check_points(self._spec, self._router, model=model, backend=backend, loading=model_kwargs)
+            needs_workers = check_points(self._spec, self._router, model=model, backend=backend, loading=model_kwargs)
             engine = load_engine(backend, self._spec, model=model, device=device, loading=model_kwargs)
         except BaseException:
             if self._owns_router:
                 self._router.shutdown(wait=False)
             raise
         self._engine: EngineAdapter | None = engine
-        has_async_points = any(point.execution_mode == ExecutionMode.ASYNC for point in self._spec)
-        self._ender = RequestEnder(has_async_points=has_async_points)
-        self._teller = SignalTeller(self._router) if has_async_points else None
+        self._ender = RequestEnder(waits_for_workers=needs_workers)
+        self._teller = SignalTeller(self._router) if needs_workers else None
         self._runner: Runner
         if isinstance(engine, BatchEngine):
             self._runner = BatchRunner(engine, self._spec, feed=self._router, ender=self._ender, batch_size=batch_size)

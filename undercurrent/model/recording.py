@@ -49,7 +49,7 @@ def record_prompts(
         is_transformers=engine.reads_transformers_arguments,
     )
     # Without probes nothing is drained: requests end on this thread.
-    ender = RequestEnder(has_async_points=False)
+    ender = RequestEnder(waits_for_workers=False)
     runner = BatchRunner(engine, spec, feed=recorder, ender=ender, batch_size=batch_size)
     for group in runner.run(prompts, settings):
         for outcome in group:

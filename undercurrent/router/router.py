@@ -313,13 +313,14 @@ class Router(BreakerAccess):
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
-    def check(self, extraction_points: Iterable[ExtractionPoint]) -> None:
-        """Raises what registering such points would, and starts nothing.
+    def check(self, extraction_points: Iterable[ExtractionPoint]) -> bool:
+        """Raises what registering such points would, and starts nothing; says whether they need worker processes.
 
         Raises:
             RouterError: a point cannot be served.
         """
-        plan_request("check", extraction_points, RequestContext("check", {}, None), self._defaults)
+        plans = plan_request("check", extraction_points, RequestContext("check", {}, None), self._defaults)
+        return bool(worker_plans(plans))
 
     def prewarm(self, extraction_points: Iterable[ExtractionPoint] = ()) -> None:
         """Starts what the first async registration would start, and workers for the async points of a spec.
