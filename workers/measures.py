@@ -213,7 +213,8 @@ class Measures:
 
 
 def _cut(label: str) -> str:
-    return label[:LABEL_CHARACTERS_MAX]
+    """A label that can be written: a lone surrogate, which a name that was made by hand may have, has no UTF-8."""
+    return label[:LABEL_CHARACTERS_MAX].encode("utf-8", "replace").decode()
 
 
 def _log_nonsense(what: str, name: str, taken: bytes, word_count: int) -> None:

@@ -162,6 +162,27 @@ def test_slow_metrics_sink_delays_no_route(router: Router, gate: Gate) -> None:
     assert metrics.drop_count == 18
 
 
+def test_metrics_sink_runs_on_no_thread_that_routes(router: Router, gate: Gate) -> None:
+    threads: set[str] = set()
+
+    class Watching(InMemoryMetricsRegistry):
+        def _note(self, *_: Any) -> None:
+            threads.add(threading.current_thread().name)
+
+        record_queue_depth = record_drop = record_activation = record_probe_error = _note
+
+    router.attach_metrics_sink(Watching())
+    request_id = register_gated(router, gate, queue_depth=1)
+    for position in range(1, 10):
+        router.route(make_record(request_id, "watch", position=position))
+    gate.open()
+    router.end_request(request_id)
+    assert router.flush(30)
+    router.attach_metrics_sink(None)
+
+    assert threads == {"undercurrent-metrics"}
+
+
 @pytest.mark.parametrize("mode", ["process", "thread"])
 def test_shutdown_reports_the_counters_of_live_requests(mode: str) -> None:
     registry = InMemoryMetricsRegistry()
@@ -191,5 +212,12 @@ def test_tally_counts_exactly_while_it_is_read() -> None:
     for thread in threads:
         thread.join()
 
-    assert tally.value == tally.value == 80_000
+    assert tally.value == tally.close() == tally.value == 80_000
     assert reads == sorted(reads)
+
+
+def test_reading_a_tally_leaves_the_numbers_that_bump_gives_as_they_are() -> None:
+    tally = Tally()
+    assert (tally.bump(), tally.value, tally.value, tally.bump()) == (0, 1, 1, 1)
+    tally.begin_at_zero()
+    assert (tally.value, tally.bump(), tally.value) == (0, 2, 1)
