@@ -105,6 +105,16 @@ class HFCoalitions:
         spelled = msgspec.json.encode([extraction_point_to_dict(point) for point in self._points], order="sorted")
         return f"{name}+{hashlib.sha256(spelled).hexdigest()[:12]}"
 
+    def tokenize(self, text: str) -> list[tuple[int, int]]:
+        """Where the model's tokens of a text begin and end, in characters; white space around them left out."""
+        found = self._engine.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        spans = []
+        for start, end in found["offset_mapping"]:
+            piece = text[start:end]
+            if piece.strip():
+                spans.append((start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())))
+        return _apart(spans)
+
     def score_answer(self, answer: str | None) -> None:
         """From now on measures how likely `answer` is and generates nothing; None generates again."""
         self._answer = answer
@@ -224,6 +234,17 @@ class HFCoalitions:
         chosen = logits[-len(answer_ids) - 1 : -1].float().log_softmax(-1)
         logprobs = tuple(chosen.gather(1, torch.tensor(answer_ids, device=model.device)[:, None])[:, 0].tolist())
         return GenerationRecord(answer, logprobs, {ANSWER_VALUE: ProbeValue(sum(logprobs), logprobs)})
+
+
+def _apart(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The spans, joined where they overlap: the bytes of one character may be several tokens."""
+    joined: list[tuple[int, int]] = []
+    for start, end in spans:
+        if joined and start < joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _arguments_of(generation: GenerationConfig) -> dict[str, Any]:

@@ -42,6 +42,8 @@ VERBS = {
     "record": VerbEntry("Run", "record", "Keep what a model computes, to replay it through other probes"),
     "replay": VerbEntry("Run", "replay", "Test probes on what a model computed before"),
     "probe": VerbEntry("Probes", "probe", "Train probes on labelled texts, test them, and show what a file holds"),
+    "explain": VerbEntry("Explain", "explain", "Say which parts of a prompt made the probe fire"),
+    "reanalyze": VerbEntry("Explain", "reanalyze", "Score a finished run again, without the model"),
     "status": VerbEntry("Operate", "status", "Show the routers that run on this machine: workers, bindings, counters"),
     "bench": VerbEntry("Operate", "bench", "Measure whether Undercurrent's promises hold on this machine"),
     "version": VerbEntry("About", "version", "Print the versions of Undercurrent and of what it stands on"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from undercurrent.cli.verbs import CLIError, UsageError
 
-__all__ = ["read_prompts"]
+__all__ = ["read_conversation", "read_prompts"]
 
 PROMPT_KEYS = ("prompt", "text")
 _FILE_BYTES_MAX = 64 << 20
@@ -34,6 +34,26 @@ def read_prompts(given: Sequence[str], path: str | None) -> list[str]:
     if not prompts:
         raise UsageError("no prompt; give --prompt TEXT, or --prompts-file FILE with one a line")
     return prompts
+
+
+def read_conversation(given: str | None, path: str | None) -> object:
+    """The prompt of `--prompt` or `--prompt-file`: a text, or what a `.json` file holds. `-` is standard input.
+
+    Raises:
+        UsageError: neither or both are given.
+        CLIError: the file is no JSON.
+    """
+    if (given is None) == (path is None):
+        raise UsageError("either --prompt TEXT or --prompt-file FILE is needed, not both")
+    if path is None:
+        return given
+    text = _read(path)
+    if not path.endswith(".json"):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CLIError(f"{path}:{error.lineno}:{error.colno}: expected JSON: {error.msg}") from error
 
 
 def _read(path: str) -> str:

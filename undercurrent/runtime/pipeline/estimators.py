@@ -53,7 +53,7 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def budget_for(self, player_count: int) -> int:
         """Coalitions that may be measured for so many players."""
-        everything = 2**player_count
+        everything: int = 2**player_count
         if self.name == "loo":
             return player_count + 2
         wanted = self.budget if self.budget is not None else (everything if player_count <= 10 else 64 * player_count)

@@ -34,7 +34,7 @@ from undercurrent.runtime.scheduler import InferenceScheduler
 from undercurrent.runtime.store import HotResultStore
 from undercurrent.runtime.telemetry import NullObservabilitySink, ObservabilitySink
 
-__all__ = ["explain"]
+__all__ = ["explain", "plan_run"]
 
 _CHUNK_COALITIONS = 4096
 """Texts are kept until their chunk is scored."""
@@ -74,16 +74,7 @@ async def explain(
         Exception: the first failure of the model, unwrapped.
     """
     settings = settings or RunSettings()
-    conversation = Conversation.of(prompt)
-    players = partition(
-        conversation,
-        settings.players,
-        roles=settings.roles,
-        tokenize=tokenize,
-        players_max=settings.players_max,
-    )
-    render(conversation, players, [True] * len(players), settings.absence_policy)
-    manifest = RunManifest.of(settings, conversation, players, model.model_id)
+    manifest = plan_run(prompt, model, settings, tokenize=tokenize)
     with ExitStack() as stack:
         store = None
         if archive is not None:
@@ -102,6 +93,22 @@ async def explain(
         if store is not None:
             await asyncio.to_thread(store.mark_complete)
     return explanation
+
+
+def plan_run(
+    prompt: object, model: CoalitionModel, settings: RunSettings, *, tokenize: Tokenize | None = None
+) -> RunManifest:
+    """What `explain` would do: its players, and the id that names the run. Asks the model for nothing but its name.
+
+    Raises:
+        RuntimeValueError: settings or prompt do not fit.
+    """
+    conversation = Conversation.of(prompt)
+    players = partition(
+        conversation, settings.players, roles=settings.roles, tokenize=tokenize, players_max=settings.players_max
+    )
+    render(conversation, players, [True] * len(players), settings.absence_policy)
+    return RunManifest.of(settings, conversation, players, model.model_id)
 
 
 class _Run:
