@@ -158,10 +158,17 @@ class Recorder:
     """
 
     def __init__(
-        self, name: str, trace: Trace, acts: Mapping[str, Callable[[PredictContext], object]] | None = None
+        self,
+        name: str,
+        trace: Trace,
+        acts: Mapping[str, Callable[[PredictContext], object]] | None = None,
+        events: Sequence[str] = EVENTS,
     ) -> None:
         self.name = name
         self.trace = trace
+        for event in EVENTS:
+            if event not in events:
+                setattr(self, event, None)
         self.acts = dict(acts or {})
         self.contexts: list[tuple[str, PredictContext]] = []
 

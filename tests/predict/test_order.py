@@ -201,11 +201,11 @@ def test_failure_before_any_start_tells_on_error_alone_in_single_and_batch_alike
             router = make_router(trace, hooks=Recorder("H", trace, acts))
             if name == "build":
                 router.register("english", _failing_build(trace))
+            arguments = (
+                requests(("1", "english"))[0] if entry == "Router.predict" else {"requests": requests(("1", "en"))}
+            )
             with pytest.raises(ValueError, match="no"):
-                if entry == "Router.predict":
-                    router.predict("1", LATE, model="english")
-                else:
-                    router.predict_batch(requests(("1", "english")))
+                getattr(router, entry.removeprefix("Router."))(**arguments)
             assert trace[-1:] == told("H", "error", "1")
             assert simulate(entry, Scenario((Request("1"),), ALL, fails=frozenset({fails}))).trace == trace
 
@@ -309,7 +309,7 @@ def test_installed_hooks_run_before_those_of_the_call_and_lists_in_order() -> No
         *(step for name in "ABC" for step in told(name, "predict_end", "s")),
         ("fn",),
     ]
-    hooks = {name: EVENTS for name in "ABC"}
+    hooks = dict.fromkeys("ABC", EVENTS)
     played = simulate("Agent.predict_batch", Scenario((Request("s", "words"),), hooks))
     assert [step for step in played.trace if step[0] in "ABC"] == trace[:-1]
 

@@ -4,9 +4,10 @@ Tests compare what really ran with it, `docs/predict.md` shows it, and `undercur
 table, three readers. It is the specification and not the code: an entry point that runs differently is wrong.
 
 A sequence is made of steps. `Event` runs every hook that has the method, in order. `Work` is something the product
-does. `Each` repeats steps, `When` runs them under a condition, `Use` stands for another sequence. `Guarded` runs `body` until
-something in it fails; then it runs `failed` and raises that failure, else it runs `ended`. Of those two every step runs,
-whatever the others do; the first failure of `ended` is raised after it, failures within `failed` become notes.
+does. `Each` repeats steps, `When` runs them under a condition, `Use` stands for another sequence. `Guarded` runs `body`
+until something in it fails; then it runs `failed` and raises that failure, else it runs `ended`. Of those two every
+step runs, whatever the others do; the first failure of `ended` is raised after it, failures within `failed` become
+notes.
 """
 
 from __future__ import annotations
