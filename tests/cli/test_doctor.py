@@ -85,6 +85,15 @@ def test_version_is_read_up_to_its_first_word(version: str, numbers: tuple[int, 
     assert health.version_numbers(version) == numbers
 
 
+def test_worker_and_nursery_of_a_dead_engine_are_orphans() -> None:
+    # Engine 10 lives with nursery 11 and worker 12; the engine of nursery 21 and worker 22 was killed.
+    parents = {11: 10, 12: 11, 21: 1, 22: 21}
+    old = dict.fromkeys(parents, 60.0)
+    assert health.find_orphans(parents, old, {10}) == [21, 22]
+    assert health.find_orphans(parents, {**old, 21: 3.0}, {10}) == [22]
+    assert health.find_orphans(parents, old, {10, 1}) == []
+
+
 def test_lowest_limit_of_the_cgroups_above_counts(tmp_path: Path) -> None:
     inner = tmp_path / "a.slice" / "b.service"
     inner.mkdir(parents=True)

@@ -104,6 +104,8 @@ def test_line_without_a_prompt_is_named(line: str, said: str, tmp_path: Path) ->
     [
         (("spec.yaml", "--model", "tiny"), 2, "no prompt"),
         (("spec.yaml", "--prompt", "x"), 2, "--model"),
+        (("-", "--model", "tiny", "--prompts-file", "-"), 2, "cannot both be standard input"),
+        (("spec.yaml", "--model", "tiny", "--prompts-file", "none.txt"), 1, "'none.txt': No such file"),
         (("spec.yaml", "--model", "tiny", "--prompt", "x", "--max-new-tokens", "0"), 2, "--max-new-tokens"),
         (("missing.yaml", "--model", "tiny", "--prompt", "x"), 1, "missing.yaml: no such file"),
         (("bad.yaml", "--model", "tiny", "--prompt", "x"), 1, "bad.yaml:5: "),

@@ -20,7 +20,7 @@ from undercurrent.cli.completion import INSTALL_LINES
 SHELLS = [
     "bash",
     *(
-        pytest.param(shell, marks=pytest.mark.skipif(not shutil.which(shell), reason=f"no {shell}"))
+        pytest.param(shell, marks=pytest.mark.skipif(not shutil.which(shell), reason=f"{shell} is not installed"))
         for shell in ("zsh", "fish")
     ),
 ]

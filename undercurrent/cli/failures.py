@@ -57,7 +57,7 @@ def run_guarded(work: Callable[[], object], arguments: Sequence[str]) -> int:
         return _flushed(ending.exit_code)
     except SystemExit as ending:
         return _flushed(ending.code if isinstance(ending.code, int) else EXIT_FAILED if ending.code else EXIT_OK)
-    except (KeyboardInterrupt, click.Abort, EOFError):
+    except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -77,13 +77,13 @@ def _flushed(status: int) -> int:
 
 def _give_up_output() -> int:
     """Points standard output at nothing, so that the interpreter's last flush does not complain."""
-    with suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError, ValueError, AttributeError), open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), sys.stdout.fileno())
     return EXIT_BROKEN_PIPE
 
 
 def _show(error: Exception, arguments: Sequence[str]) -> int:
-    options = list(arguments)[: list(arguments).index("--")] if "--" in arguments else list(arguments)
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     status, message, hint = _explain(error)
     if "--debug" in options or status == EXIT_DEFECT:
         traceback.print_exception(error)

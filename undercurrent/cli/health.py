@@ -5,13 +5,14 @@ Every check is a function of facts, so that a test can hand it any machine's; `g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = ["Check", "Health", "worst"]
 
 _MIB = 1 << 20
+_ORPHAN_AGE_S = 10.0
 
 
 class Health(StrEnum):
@@ -184,6 +185,19 @@ def judge_pages(stale: Sequence[str], live: Sequence[str]) -> Check:
         f"the processes that wrote them are gone and left memory behind: {names}",
         "undercurrent doctor --remove-stale",
     )
+
+
+def find_orphans(parents: Mapping[int, int], ages_s: Mapping[int, float], engines: Collection[int]) -> list[int]:
+    """The worker processes whose engine is gone, of `parents` by process: workers and the nurseries that forked them.
+
+    A worker's parent is its nursery, and the nursery's parent is its engine, which has a control page. The youngest are
+    passed over: an engine makes its page after its nursery, and workers take seconds to notice that theirs is gone.
+    """
+    return [
+        pid
+        for pid, parent in parents.items()
+        if parents.get(parent, parent) not in engines and ages_s.get(pid, 0.0) > _ORPHAN_AGE_S
+    ]
 
 
 def judge_orphans(orphans: Sequence[int], running: int) -> Check:

@@ -26,8 +26,6 @@ _MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 _REQUIREMENT = re.compile(r"([\w.-]+)>=([\w.]+)(?:.*extra == \"(\w+)\")?")
 _EXTRAS = ("hf",)
 _WORKER_MARK = "undercurrent.workers.nursery_main"
-_ORPHAN_AGE_S = 10.0
-"""Workers may take this long to notice that their engine is gone."""
 _TRIAL_S = 20.0
 
 
@@ -145,24 +143,21 @@ def _workers() -> Check:
     from undercurrent.ipc import ControlPage
 
     engines = {page.pid for page in ControlPage.list_instances() if not page.is_stale}
-    parents = {process.pid: process.ppid() for process in _worker_processes()}
-    now = time.time()
-    orphans = []
-    for pid, parent in parents.items():
-        # A worker's parent is its nursery, and the nursery's parent is the engine that has a page.
-        engine = parents.get(parent, parent)
+    parents: dict[int, int] = {}
+    ages: dict[int, float] = {}
+    for process in _worker_processes():
         with suppress(psutil.Error):
-            if engine not in engines and now - psutil.Process(pid).create_time() > _ORPHAN_AGE_S:
-                orphans.append(pid)
-    return health.judge_orphans(orphans, len(parents))
+            parents[process.pid] = process.ppid()
+            ages[process.pid] = time.time() - process.create_time()
+    return health.judge_orphans(health.find_orphans(parents, ages, engines), len(parents))
 
 
 def _worker_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if any(_WORKER_MARK in part for part in process.cmdline()):
-                process.ppid()
+            command, *arguments = process.cmdline() or [""]
+            if "python" in os.path.basename(command) and any(_WORKER_MARK in part for part in arguments):
                 found.append(process)
     return found
 

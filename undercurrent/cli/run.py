@@ -14,8 +14,8 @@ import click
 
 from undercurrent.cli.models import MODEL_HELP, ModelChoice, missing_model_named, resolve_model
 from undercurrent.cli.prompts import read_prompts
-from undercurrent.cli.specs import import_modules, require_spec
-from undercurrent.cli.verbs import CLIError, json_option, say, verb
+from undercurrent.cli.specs import STANDARD_INPUT, import_modules, require_spec
+from undercurrent.cli.verbs import CLIError, UsageError, json_option, say, verb
 from undercurrent.errors import UndercurrentError
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def command(
     output, flags, aborts and verdicts to standard error. With --json each line is one event: start, token, signal, end.
     SPEC is a file, or `-` for standard input.
     """
+    if spec == prompts_file == STANDARD_INPUT:
+        raise UsageError("the spec and the prompts cannot both be standard input")
     texts = read_prompts(prompts, prompts_file)
     import_modules(imports)
     points = require_spec(spec)

@@ -17,7 +17,7 @@ from undercurrent.errors import ProbingSpecError, SpecFileNotFoundError, SpecVal
 if TYPE_CHECKING:
     from undercurrent.spec import ProbeSpec
 
-__all__ = ["ReadSpec", "import_modules", "read_spec", "require_spec"]
+__all__ = ["STANDARD_INPUT", "ReadSpec", "import_modules", "read_spec", "require_spec"]
 
 STANDARD_INPUT = "-"
 # How an issue without a file begins.
