@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +122,8 @@ def command(
     an interruption and asks only for what is missing; `undercurrent reanalyze` scores a finished run again without the
     model. With POINT:fired an answer ends as soon as the probe has fired.
     """
+    import asyncio
+
     from undercurrent.cli.explain_views import Progress, show
     from undercurrent.runtime.pipeline import explain, plan_run
 
