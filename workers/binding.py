@@ -74,7 +74,7 @@ class AsyncBinding:
         self._final_statistics: BindingStatistics | None = None
         self.on_settled: Callable[[], None] | None = None
         """Called once, on any thread, when the ring's counters can change no more."""
-        self._earlier_counters: tuple[int, ...] = (0, 0, 0)
+        self._earlier_counters: tuple[int, ...] = (0, 0, 0, 0)
         self._dead_user: tuple[int, ...] = ()
         self._start_answer: threading.Event | None = None  # made when somebody wants to know
         self._start_error: BaseException | None = None
@@ -241,7 +241,7 @@ class AsyncBinding:
 
     def _read_statistics(self) -> BindingStatistics:
         counts = self.ring.statistics()
-        activations, errors, latency_ns = self._add_to_earlier(counts.user)
+        activations, errors, latency_ns, signals = self.add_to_earlier(counts.user)
         return BindingStatistics(
             produced=counts.produced,
             consumed=counts.consumed,
@@ -253,6 +253,7 @@ class AsyncBinding:
             errors=errors,
             latency_s_total=latency_ns / 1e9,
             restarts=self.worker_losses,
+            signals=signals,
             dropped_oldest=counts.dropped_oldest,
             dropped_newest=counts.dropped_newest,
             no_memory=counts.no_memory,
@@ -289,14 +290,14 @@ class AsyncBinding:
         self.worker_losses += 1
         self.add_reason(reason)
         user = self.ring.statistics().user
-        self._earlier_counters = self._add_to_earlier(user)
+        self._earlier_counters = self.add_to_earlier(user)
         self._dead_user = user
 
-    def _add_to_earlier(self, user: tuple[int, ...]) -> tuple[int, ...]:
+    def add_to_earlier(self, user: tuple[int, ...]) -> tuple[int, ...]:
         """What all workers of this binding counted; the words of a dead one stand until its successor clears them."""
         if user == self._dead_user:
             return self._earlier_counters
-        return tuple(self._earlier_counters[i] + user[i] for i in range(3))
+        return tuple(map(int.__add__, self._earlier_counters, user))
 
     def keep_answer(self, result: bytes | None) -> None:
         """Keeps the worker's last word, or None where no worker will give one; the ring stays until `let_go`."""
@@ -315,6 +316,7 @@ class AsyncBinding:
         if self._final_statistics is not None:
             return
         self._final_statistics = self._read_statistics()
+        self.lane.note_settled(self._final_statistics)
         if not is_lane_closing:
             try:
                 self.ring.release()

@@ -23,7 +23,7 @@ from undercurrent.spec import OverflowPolicy
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import Channel, ChannelClosedError
-from undercurrent.workers.plans import BindingPlan, WorkerStatus
+from undercurrent.workers.plans import BindingPlan, BindingStatistics, WorkerStatus
 from undercurrent.workers.transfer import PackedPoint
 
 _logger = logging.getLogger("undercurrent.workers")
@@ -66,6 +66,11 @@ class Lane:
         """How many (probe class, arguments, point name) were given to this lane; guarded by the supervisor's lock."""
         self._retired: deque[AsyncBinding] = deque()
         self.deaths: deque[float] = deque(maxlen=16)
+        """When the last ones were, for the back-off; `death_count` counts all."""
+        self.death_count = 0
+        self.settled_counts: tuple[int, ...] = (0, 0, 0)
+        """Activations, signals and errors of bindings whose rings were let go; guarded by _settled_lock."""
+        self._settled_lock = threading.Lock()
         self.process: Any = None
         """The `SpawnedWorker` that serves the lane, None before it is known and after its death."""
         self.state = "starting"
@@ -95,7 +100,7 @@ class Lane:
             state=self.state,
             pid=self.pid or None,
             bindings=self.load,
-            deaths=len(self.deaths),
+            deaths=self.death_count,
             points=tuple(sorted(self.point_names)),
         )
 
@@ -199,6 +204,16 @@ class Lane:
         self._retired.append(binding)
         return len(self._retired) == 1
 
+    def unsettled_bindings(self) -> list[AsyncBinding]:
+        """The bindings whose rings are not let go: those that live, and those that have just ended."""
+        return [*self.bindings.values(), *self._retired]
+
+    def note_settled(self, statistics: BindingStatistics) -> None:
+        """Keeps what was counted in a binding whose ring is let go. Any thread, with or without the lane's lock."""
+        counted = (statistics.activations, statistics.signals, statistics.errors)
+        with self._settled_lock:
+            self.settled_counts = tuple(map(int.__add__, self.settled_counts, counted))
+
     def let_retired_go(self) -> None:
         """Returns the memory of what was retired. Any thread."""
         while self._retired:
@@ -228,7 +243,7 @@ class Lane:
         supervisor's thread.
         """
         with self._lock:
-            self.deaths.append(time.monotonic())
+            self._note_death()
             self.process = None
             self.ready.clear()
             self.memory.recover_consumer()
@@ -244,7 +259,7 @@ class Lane:
     def note_failed_start(self) -> None:
         """No worker came of the last attempt; called on the supervisor's thread."""
         with self._lock:
-            self.deaths.append(time.monotonic())
+            self._note_death()
             self._part()
 
     def renew(self) -> None:
@@ -285,6 +300,10 @@ class Lane:
     def _preparations(self) -> list[m.Frame]:
         """What a new worker must do before its first binding."""
         return []
+
+    def _note_death(self) -> None:
+        self.deaths.append(time.monotonic())
+        self.death_count += 1
 
     def _part(self) -> None:
         self.channel.close()

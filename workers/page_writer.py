@@ -54,17 +54,17 @@ class PageWriter:
             return IDLE_REFRESH_S
         row = total = 0
         for index, lane in enumerate(lanes[:64]):
-            bindings = list(lane.bindings.values())
-            sums = [0, 0, 0]
-            for binding in bindings:
+            sums = list(lane.settled_counts)
+            for binding in lane.unsettled_bindings():
                 counts = binding.ring.statistics()
                 total += counts.produced + counts.consumed
+                counted = binding.add_to_earlier(counts.user)
                 for place, which in enumerate((USER_ACTIVATIONS, USER_SIGNALS, USER_ERRORS)):
-                    sums[place] += counts.user[which]
-                if row < BINDING_ROWS_MAX:
+                    sums[place] += counted[which]
+                if row < BINDING_ROWS_MAX and not binding.is_finished:
                     self._write_binding(row, lane, binding, counts)
                     row += 1
-            self._write_lane(index, lane, [len(bindings), *sums, len(lane.deaths)])
+            self._write_lane(index, lane, [lane.load, *sums, lane.death_count])
         for unused in range(row, self._rows):
             self._page.clear_row("bindings", unused)
         self._rows = row

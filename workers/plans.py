@@ -50,6 +50,7 @@ class BindingStatistics(msgspec.Struct, frozen=True):
     latency_s_total: float = 0.0
     """Time spent in the probe's code."""
     restarts: int = 0
+    signals: int = 0
     dropped_oldest: int = 0
     """Overwritten unread; with the six below it sums up to `dropped`."""
     dropped_newest: int = 0
