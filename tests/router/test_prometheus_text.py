@@ -117,6 +117,9 @@ def test_text_says_what_the_totals_say(busy: Router) -> None:
         assert of(values, "probe_signals_total", point=name, action="flag") == 80
         assert of(values, "probe_results_total", point=name, coverage="complete") == 10
     assert of(values, "ring_produced_total", point="watch") == of(values, "ring_consumed_total", point="watch") == 80
+    for name in ("watch", "gate"):
+        for stage in ("queue", "compute"):
+            assert of(values, "probe_latency_seconds_count", point=name, stage=stage) == 80
     assert of(values, "breaker_records_total", point="gate", outcome="answered") == 80
     assert of(values, "breaker_state", point="gate", state="closed") == 1
     assert of(values, "breaker_state", point="gate") == 1

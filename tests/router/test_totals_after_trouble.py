@@ -20,6 +20,7 @@ from router_points import (
     wait_until,
 )
 
+from undercurrent.ipc.page import ControlPage, PageReader
 from undercurrent.router import InterventionMode, InterventionPolicy, PointMetrics, Router, TimeoutAction
 
 
@@ -161,3 +162,23 @@ def test_an_open_breaker_is_shown_and_what_it_answers_is_counted(mode: str, gate
     assert totals.aborts == 3
     assert found.key.mode == "inline"
     assert found.dropped["unasked"] == 2
+
+
+def test_control_page_keeps_what_ended_requests_and_dead_workers_counted() -> None:
+    with Router(REGISTRY) as router:
+        for _ in range(2):
+            router.register_request(request_id := fresh_id(), [make_point("watch", "async")], context(request_id))
+            for position in range(5):
+                router.route(make_record(request_id, "watch", position=position))
+            assert router.flush(30)
+            kill_worker(router)
+            router.end_request(request_id)
+
+        def shows(*counters: int) -> bool:
+            for page in ControlPage.list_instances():
+                if page.pid == os.getpid():
+                    with PageReader(page.instance) as reader:
+                        return any(row.counters[:5] == counters for row in reader.rows("workers"))
+            return False
+
+        assert wait_until(lambda: shows(0, 10, 0, 0, 2))  # bindings, activations, signals, errors, restarts
