@@ -26,4 +26,27 @@ def run(runner: Runner) -> list[Row]:
                 details=ours,
             )
         )
+    return [*rows, *_of_bounded_points(runner)]
+
+
+def _of_bounded_points(runner: Runner) -> list[Row]:
+    """`route()` of a point that blocks until its signal comes; 0.1.0's has no bound once its breaker has tripped."""
+    rows = []
+    for name, busy in (("", 0), (", 4 busy processes on 2 CPUs", 4)):
+        ours = runner.ours("bounded", busy=busy)
+        peer = runner.peer("bounded", busy=busy)
+        rows += [
+            Row(
+                f"bounded inline round trip{name}, p{percent}",
+                "us",
+                ours[f"p{percent}_us"],
+                f"{target:g}",
+                at_most(target, ours[f"p{percent}_us"]),
+                value(peer, f"p{percent}_us"),
+                ours[f"floor_p{percent}_us"],
+                "two pipes",
+                ours,
+            )
+            for percent, target in ((50, 60.0), (99, 300.0))
+        ]
     return rows

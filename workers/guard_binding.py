@@ -64,7 +64,8 @@ class GuardBinding(AsyncBinding):
 
     def begin(self, record: ActivationRecord, deadline: float) -> Ask | GuardAnswer:
         """Sends `record`; `take` must follow on any thread, where it was sent. Nobody else can ask until then."""
-        if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        turn = self._turn
+        if not turn.acquire(blocking=False) and not turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return GuardAnswer(reason="timeout")
         is_sent = False
         try:
@@ -75,7 +76,7 @@ class GuardBinding(AsyncBinding):
             is_sent = status in (OK, FULL)
         finally:
             if not is_sent:
-                self._turn.release()
+                turn.release()
         if is_sent:
             return ask
         return GuardAnswer(reason="closed" if status == CLOSED else "not_taken")

@@ -5,60 +5,74 @@ Runs in a process of its own at the engine's priority, or in a thread of the eng
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from undercurrent.core import RequestContext
 from undercurrent.errors import WorkerError
 from undercurrent.ipc import Batch
+from undercurrent.ipc.layout import FLAG_IS_GENERATED, HEADER_FORMAT
+from undercurrent.spec import ActivationRecord
 from undercurrent.workers import frames
 from undercurrent.workers import messages as m
 from undercurrent.workers.answers import ELSEWHERE, ERROR, encode_answer, encode_error
-from undercurrent.workers.batch import make_record
 from undercurrent.workers.nursery_frames import SpawnOrder
+from undercurrent.workers.plans import USER_ACTIVATIONS, USER_LATENCY_NS
 from undercurrent.workers.process import serve
-from undercurrent.workers.serving import ProbeMaker, ServedBinding
+from undercurrent.workers.serving import ServedBinding
 from undercurrent.workers.tensors import load_torch
 from undercurrent.workers.worker import Worker
 
 __all__ = ["GuardWorker", "run"]
 
+_read_header = struct.Struct(HEADER_FORMAT).unpack
+
 
 class AnsweringBinding(ServedBinding):
-    """A binding whose every record is answered, before anything else is done about it."""
+    """A binding whose every record is answered, before anything else is done about it.
 
-    def start(self, factory: ProbeMaker, context: RequestContext) -> None:
-        """See `ServedBinding`; records come one at a time, as they do to every inline probe."""
-        super().start(factory, context)
-        self._is_batching = False
+    Records come one at a time, as they do to every inline probe.
+    """
 
     def _handle(self, batch: Batch) -> None:
-        if self._probe is None:
+        raw = batch.headers
+        sequence, *_, token_pos, layer, flags, timestamp, published_ns, _ = _read_header(raw)
+        probe, taken_ns = self._probe, time.monotonic_ns()
+        if probe is None:
             error = self.start_error or WorkerError("the probe was never started")
-            self._answer(int.from_bytes(batch.headers[:8], "little"), ERROR, encode_error(error))
-        super()._handle(batch)
-
-    def _handle_one(self, batch: Batch, header: Any, index: int) -> None:
-        assert self._probe is not None
-        sequence = int(header["seq"])
-        started_ns = time.monotonic_ns()
+            self._answer(sequence, ERROR, encode_error(error))
+            return
+        header = {"seq": sequence, "layer": layer, "token_pos": token_pos}
+        called_ns = taken_ns
         try:
-            tensor = frames.rebuild(header, batch.copy(index))
-            record = make_record(header, tensor, self.request_id, self.point)
+            frames.load_libraries(raw)
+            tensor = frames.rebuild(raw, batch.copy(0))
+            point, is_generated = self.point, bool(flags & FLAG_IS_GENERATED)
+            record = ActivationRecord(
+                self.request_id, point.name, layer, token_pos, point.tensor_type, tensor, is_generated, timestamp
+            )
             self._note_call(self.binding_id)
-            started_ns = time.monotonic_ns()
-            signal = self._probe.on_activation(record)
+            called_ns = time.monotonic_ns()
+            signal = probe.on_activation(record)
             kind, data = encode_answer(signal)
         except BaseException as error:
             self._answer(sequence, ERROR, encode_error(error))
-            self.meter.note_call(time.monotonic_ns() - started_ns)
+            self._count(called_ns, taken_ns - published_ns)
             self._note_error(header, error)
             return
         self._answer(sequence, kind, data)
-        self.meter.note_call(time.monotonic_ns() - started_ns)
+        self._count(called_ns, taken_ns - published_ns)
         if signal is not None:
             self._taker.take_signal(self, header, signal)
+
+    def _count(self, called_ns: int, waited_ns: int) -> None:
+        call_ns = time.monotonic_ns() - called_ns
+        self.meter.note_wait(waited_ns, 1)
+        self.meter.note_call(call_ns)
+        self.latency_ns += call_ns
+        self.activations += 1
+        self.ring.set_user(USER_ACTIVATIONS, self.activations)
+        self.ring.set_user(USER_LATENCY_NS, self.latency_ns)
 
     def _answer(self, sequence: int, kind: int, data: bytes) -> None:
         if not self.ring.answer(sequence, kind, data):

@@ -13,6 +13,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import uc_bench_bounded as bounded
 import uc_bench_hot as hot
 import uc_bench_life as life
 
@@ -25,6 +26,7 @@ SCENARIOS = {
         hot.gil,
         hot.throughput,
         hot.latency,
+        bounded.bounded,
         life.burst,
         life.registration,
         life.round_trip,

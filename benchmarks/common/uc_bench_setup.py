@@ -28,13 +28,16 @@ def make_point(name, mode="async", depth=None, probe="p"):
     )
 
 
-def make_router(probe_cls, policy=OverflowPolicy.DROP_OLDEST, pool=None, mode=None, **probe_kwargs):
+def make_router(
+    probe_cls, policy=OverflowPolicy.DROP_OLDEST, pool=None, mode=None, default_intervention_policy=None, **probe_kwargs
+):
     """A router whose only probe type is "p"; `mode` is this package's `worker_mode`."""
     extra = {} if mode is None else {"worker_mode": mode}
     return Router(
         probe_registry={"p": ProbeFactory(probe_cls, probe_kwargs)},
         default_overflow_policy=policy,
         worker_pool_size=pool,
+        default_intervention_policy=default_intervention_policy,
         **extra,
     )
 

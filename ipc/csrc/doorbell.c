@@ -197,12 +197,12 @@ uc_status_t uc_doorbell_wait(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint6
     uint64_t now_ns = begin_ns;
     for (;;) {
         uc_status_t status = look(lane, sleeper);
-        bool is_active = now_ns - sleeper->last_event_ns < UC_ACTIVE_NS;
+        bool is_active = now_ns - sleeper->last_event_ns < UC_ACTIVE_NS && !sleeper->never_naps;
         if (status == UC_EMPTY && now_ns >= deadline_ns)
             return UC_TIMEOUT;
         if (status == UC_EMPTY && is_active && now_ns - begin_ns < UC_SPIN_NS)
             uc_pause();
-        else if (status == UC_EMPTY && is_active && !sleeper->never_naps)
+        else if (status == UC_EMPTY && is_active)
             status =
                 sleep_once(lane, sleeper, UC_NAPPING, smaller(UC_NAP_NS, deadline_ns - now_ns));
         else if (status == UC_EMPTY)

@@ -97,7 +97,7 @@ static void announce(uc_producer_ring_t *self)
     uc_producer_lane_t *lane = self->lane;
     uc_doorbell_announce(&lane->mapping.lane, self->ring.ring_index);
     if (lane->step_depth == 0)
-        (void)uc_doorbell_wake(&lane->mapping.lane);
+        self->was_consumer_parked = uc_doorbell_wake(&lane->mapping.lane);
     else
         lane->wake_pending = true;
 }

@@ -103,6 +103,7 @@ typedef struct {
     uint32_t interrupts;
     uint32_t interrupts_seen;
     uint32_t answer_interrupts;
+    bool was_consumer_parked; /* when the last record was announced */
 } uc_producer_ring_t;
 
 /* Publishes one described record, calling `_reserve` when the hand is too small. Returns a status

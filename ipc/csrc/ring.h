@@ -307,7 +307,7 @@ typedef struct {
     _Atomic uint32_t is_interrupted; /* set by uc_doorbell_interrupt, taken by the next wait */
     uint32_t mail_seen;
     uint32_t ring_limit; /* rings with index below this are looked at */
-    bool never_naps;     /* somebody waits for what this consumer does: it parks at once */
+    bool never_naps; /* somebody waits for this consumer: it parks, and each record wakes it */
 } uc_sleeper_t;
 
 /* Registers this process for the consumers' barriers; false where the kernel has none, and the
@@ -332,8 +332,8 @@ uint64_t uc_doorbell_collect(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint3
 /* Marks a ring that the consumer leaves before it is empty, or attaches to. Consumer. */
 void uc_doorbell_mark(uc_sleeper_t *sleeper, uint32_t ring_index);
 
-/* Spins up to 20 us, naps by timer while something came within the last 20 ms, then parks (or,
- * where it never naps, spins and parks). UC_OK
+/* Spins up to 20 us, naps by timer while something came within the last 20 ms, then parks;
+ * where it never naps, it parks at once. UC_OK
  * when a ring is ready or mail is new, UC_INTERRUPTED, UC_SIGNALLED, UC_TIMEOUT at
  * deadline_ns (CLOCK_MONOTONIC). A lane that closes sends mail. Blocks; consumer. */
 uc_status_t uc_doorbell_wait(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint64_t deadline_ns);

@@ -20,6 +20,7 @@ DOSES = {
     "gil": {"pairs": 1, "steps": 10},
     "throughput": {"records": 500},
     "latency": {"records": 50},
+    "bounded": {"records": 50, "busy": 1},
     "burst": {"records": 2000},
     "registration": {"rounds": 3},
     "round_trip": {"rounds": 3},

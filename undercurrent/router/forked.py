@@ -7,7 +7,7 @@ import os
 import weakref
 from typing import Protocol
 
-from undercurrent.core import Coverage, CoverageReason, ProbeResult
+from undercurrent.core import Coverage, CoverageReason, ProbeResult, ProbeSignal
 from undercurrent.errors import WorkerError
 from undercurrent.router.inline import empty_result, with_coverage
 from undercurrent.router.tally import Tally
@@ -50,7 +50,7 @@ class ForkedBinding:
         self._point = point
         self._routed = Tally()
 
-    def accept(self, record: ActivationRecord) -> None:
+    def accept(self, record: ActivationRecord) -> ProbeSignal | None:
         """Counts `record`; the first of a binding is logged."""
         if self._routed.bump() == 0:
             _logger.warning(
@@ -59,6 +59,7 @@ class ForkedBinding:
                 self._point.name,
                 self._request_id,
             )
+        return None
 
     def end(self, drain_until: float | None = None) -> None:
         """There is no worker to tell."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from undercurrent.core import RequestContext
 from undercurrent.router.bounded import BoundedBinding
@@ -21,6 +21,7 @@ from undercurrent.workers import BindingPlan
 if TYPE_CHECKING:
     from undercurrent.router.requests import Binding
     from undercurrent.workers import Supervisor
+    from undercurrent.workers.guard_binding import GuardBinding
 
 __all__ = ["build_request"]
 
@@ -87,9 +88,12 @@ def _open(
                 if wait_s is not None:
                     binding.wait_started(deadline)
                 continue
-            guard: Any = binding
             gate = BoundedBinding(
-                guard=guard, policy=bounded[name], breaker=breakers.of(name), context=plan.context, outlet=outlet
+                guard=cast("GuardBinding", binding),
+                policy=bounded[name],
+                breaker=breakers.of(name),
+                context=plan.context,
+                outlet=outlet,
             )
             bindings[name] = gate
             gate.start(None if wait_s is None else max(0.0, deadline - time.monotonic()))

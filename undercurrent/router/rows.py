@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from undercurrent.core import ProbeSignal
@@ -46,6 +47,9 @@ class RowsError(RouterError):
         """By entry, as `route_rows` returns them; None where the entry failed."""
         self.errors = errors
         """What was raised, by index of the entry."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), signals=self.signals, errors=self.errors), self.args
 
 
 def route_rows(
@@ -114,7 +118,7 @@ class _Records(NamedTuple):
 class _Asked(NamedTuple):
     """A row that was sent to a guard and not answered yet."""
 
-    index: int
+    entry_index: int
     binding: BoundedBinding
     record: ActivationRecord
     begun: Ask | GuardAnswer | None
@@ -168,7 +172,7 @@ def _take_answers(asked: dict[BoundedBinding, _Asked], signals: list[ProbeSignal
 
 
 def _take_answer(asked: _Asked, signals: list[ProbeSignal | None]) -> None:
-    signals[asked.index] = asked.binding.take(asked.begun, asked.record)
+    signals[asked.entry_index] = asked.binding.take(asked.begun, asked.record)
 
 
 def _route_one_by_one(
