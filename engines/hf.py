@@ -196,14 +196,10 @@ class HFEngine(BatchEngine):
         seed = arguments.pop("seed", None)
         listener = None if on_text is None else _TextTeller(request_ids, self._tokenizer, on_text)
         token_ids = [self.encode(prompt) for prompt in prompts]
-        columns = max(map(len, token_ids))
         call = GenerationCall(
             self._model,
             self._tokenizer,
-            sequences=[
-                SequenceShape(request_id, len(ids), columns - len(ids), self._points.get(request_id))
-                for request_id, ids in zip(request_ids, token_ids, strict=True)
-            ],
+            sequences=self._shapes(request_ids, token_ids),
             token_ids=token_ids,
             generation_kwargs=arguments,
             router=router,
@@ -248,6 +244,13 @@ class HFEngine(BatchEngine):
         if not token_ids:
             raise EngineLimitationError("the prompt has no tokens; this model needs at least one")
         return token_ids
+
+    def _shapes(self, request_ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> list[SequenceShape]:
+        columns = max(map(len, token_ids))
+        return [
+            SequenceShape(request_id, len(ids), columns - len(ids), self._points.get(request_id))
+            for request_id, ids in zip(request_ids, token_ids, strict=True)
+        ]
 
     def _token_id_of(self, text: str) -> int | None:
         if self._tokenizer is None:
