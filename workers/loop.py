@@ -284,7 +284,8 @@ class Loop:
             case m.Finished():
                 binding = lane.forget(frame.binding_id)
                 if binding is not None:
-                    self._measures.add_point(PointKey.of(binding.plan.point), frame.measured)
+                    if frame.measured:
+                        self._measures.add_point(self._measures.meter_of(binding.plan.point), frame.measured)
                     binding.keep_answer(frame.result)
                     self._on_finished(binding)
                     self.retire(binding)
@@ -309,7 +310,8 @@ class Loop:
             case m.Flushed():
                 self._end_flush(frame.token, is_answered=True)
             case m.MeasuredPoint():
-                self._measures.add_point(PointKey(frame.point, frame.probe, frame.mode), frame.words)
+                key = self._measures.fit(PointKey(frame.point, frame.probe, frame.mode))
+                self._measures.add_point(self._measures.point(key), frame.words)
             case m.MeasuredSink():
                 self._measures.add_sink(frame.sink, frame.words, frame.events)
             case m.Logged():

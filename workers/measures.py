@@ -32,6 +32,7 @@ _logger = logging.getLogger("undercurrent.workers")
 OTHER: Final = "other"
 SERIES_MAX: Final = 1000
 """Points, each of one probe and mode, that have counters of their own."""
+POINTS_REMEMBERED_MAX: Final = 1024
 SINKS_MAX: Final = 64
 SINK_EVENTS_MAX: Final = 1024
 LABEL_CHARACTERS_MAX: Final = 128
@@ -79,6 +80,8 @@ class Measures:
         self._lock = threading.Lock()
         self._keys: dict[PointKey, PointKey] = {}  # guarded by _lock, as is all below
         self._points: dict[PointKey, SharedMeter] = {}
+        # A point is kept beside its id, so that the id names no other while it is here.
+        self._by_point: dict[int, tuple[ExtractionPoint, SharedMeter]] = {}
         self._sinks: dict[str, SharedMeter] = {}
         self._sink_events: Counter[tuple[str, str]] = Counter()
         self._restarts: Counter[tuple[str, str]] = Counter()
@@ -116,12 +119,24 @@ class Measures:
                 meter = self._points[key] = SharedMeter(ROUTE_AT + HISTOGRAM_WORDS)
             return meter
 
-    def add_point(self, wanted: PointKey, taken: bytes) -> None:
+    def meter_of(self, point: ExtractionPoint) -> SharedMeter:
+        """`point` of a point of a specification; the same few are asked for again and again."""
+        known = self._by_point.get(id(point))
+        if known is not None:
+            return known[1]
+        meter = self.point(self.fit(PointKey.of(point)))
+        with self._lock:
+            if len(self._by_point) >= POINTS_REMEMBERED_MAX:
+                self._by_point = {}
+            self._by_point[id(point)] = (point, meter)
+        return meter
+
+    def add_point(self, meter: SharedMeter, taken: bytes) -> None:
         """Adds what a worker measured of a point; what has the wrong size is logged and left out."""
         if len(taken) == 8 * POINT_WORDS:
-            self.point(self.fit(wanted)).add(taken)
+            meter.add(taken)
         elif taken:
-            _log_nonsense("point", wanted.point, taken, POINT_WORDS)
+            _log_nonsense("a point", taken, POINT_WORDS)
 
     def count_suspension(self, wanted: PointKey) -> None:
         """A point's workers died too often."""
@@ -151,7 +166,7 @@ class Measures:
         if len(taken) == 8 * SINK_WORDS:
             self.sink(name).add(taken)
         elif taken:
-            _log_nonsense("sink", name, taken, SINK_WORDS)
+            _log_nonsense(f"sink {name}", taken, SINK_WORDS)
         if events:
             self.add_sink_events(name, events)
 
@@ -217,5 +232,5 @@ def _cut(label: str) -> str:
     return label[:LABEL_CHARACTERS_MAX].encode("utf-8", "replace").decode()
 
 
-def _log_nonsense(what: str, name: str, taken: bytes, word_count: int) -> None:
-    _logger.error("a worker measured %d bytes for %s %r, expected %d", len(taken), what, name, 8 * word_count)
+def _log_nonsense(what: str, taken: bytes, word_count: int) -> None:
+    _logger.error("a worker measured %d bytes for %s, expected %d", len(taken), what, 8 * word_count)

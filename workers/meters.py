@@ -34,6 +34,8 @@ BUCKET_BOUNDS_NS: Final = (*(step * 10**decade for decade in range(3, 11) for st
 HISTOGRAM_WORDS: Final = len(BUCKET_BOUNDS_NS) + 2
 """Counts by bucket, then the sum of all durations in nanoseconds."""
 _SUM: Final = HISTOGRAM_WORDS - 1
+_DURATION_NS_MAX: Final = 3_600 * 10**9
+_PENDING_MAX: Final = 64
 
 ACTIONS: Final = (*(action.value for action in ProbeAction), "other")
 """What signals are counted by, in the order of their words; "other" is what is no `ProbeSignal`."""
@@ -41,7 +43,9 @@ _ACTION_PLACES: Final = {action: place for place, action in enumerate(ProbeActio
 _OTHER: Final = len(ACTIONS) - 1
 
 WAIT_AT: Final = len(ACTIONS)
+_WAIT_SUM_AT: Final = WAIT_AT + _SUM
 CALL_AT: Final = WAIT_AT + HISTOGRAM_WORDS
+_CALL_SUM_AT: Final = CALL_AT + _SUM
 POINT_WORDS: Final = CALL_AT + HISTOGRAM_WORDS
 """Signals by action, the histogram of waits in the queue, the histogram of probe calls."""
 
@@ -52,10 +56,9 @@ SINK_WORDS: Final = WRITE_AT + HISTOGRAM_WORDS
 """Records written, records at which the sink raised, the histogram of writes."""
 
 
-def note_duration(words: array[int], place: int, duration_ns: int, count: int = 1) -> None:
-    """Counts `count` events of this duration each in the histogram that begins at `place`."""
-    words[place + bisect_left(BUCKET_BOUNDS_NS, duration_ns)] += count
-    words[place + _SUM] += max(duration_ns, 0) * count
+def _bounded(duration_ns: int) -> int:
+    """A duration that can be added up for long: a clock read from shared memory may say anything."""
+    return min(max(duration_ns, 0), _DURATION_NS_MAX)
 
 
 class _Meter:
@@ -92,14 +95,22 @@ class PointMeter(_Meter):
         self._words[place_of(signal)] += 1
         self.is_dirty = True
 
+    # The next two are called once per record or batch, and written out for that.
+
     def note_wait(self, duration_ns: int, count: int) -> None:
         """Counts how long a record waited in its queue, for itself and those that were taken with it."""
-        note_duration(self._words, WAIT_AT, duration_ns, count)
+        words = self._words
+        if not 0 <= duration_ns <= _DURATION_NS_MAX:
+            duration_ns = _bounded(duration_ns)
+        words[WAIT_AT + bisect_left(BUCKET_BOUNDS_NS, duration_ns)] += count
+        words[_WAIT_SUM_AT] += duration_ns * count
         self.is_dirty = True
 
     def note_call(self, duration_ns: int, count: int = 1) -> None:
         """Counts the time of a probe's call over `count` records, shared out evenly."""
-        note_duration(self._words, CALL_AT, duration_ns // count, count)
+        words = self._words
+        words[CALL_AT + bisect_left(BUCKET_BOUNDS_NS, duration_ns // count)] += count
+        words[_CALL_SUM_AT] += duration_ns
         self.is_dirty = True
 
 
@@ -122,7 +133,8 @@ class SinkMeter(_Meter):
 
     def note_write(self, duration_ns: int) -> None:
         """Counts the time in which the sink wrote what it had held back."""
-        note_duration(self._words, WRITE_AT, duration_ns)
+        self._words[WRITE_AT + bisect_left(BUCKET_BOUNDS_NS, duration_ns)] += 1
+        self._words[WRITE_AT + _SUM] += duration_ns
         self.is_dirty = True
         self.has_unwritten = False
 
@@ -130,18 +142,22 @@ class SinkMeter(_Meter):
 class SharedMeter:
     """Words that several threads add to. One lock, held for a few additions."""
 
-    __slots__ = ("_lock", "_words")
+    __slots__ = ("_lock", "_pending", "_words")
 
     def __init__(self, word_count: int) -> None:
         self._lock = threading.Lock()
         self._words = [0] * word_count  # guarded by _lock
+        self._pending: list[bytes] = []  # what `add` was given and nobody has asked for; guarded by _lock
 
     def add(self, taken: bytes) -> None:
-        """Adds what a meter's `take` returned to as many words at the beginning."""
-        more = array("Q", taken)
+        """Adds what a meter's `take` returned to as many words at the beginning.
+
+        That happens when somebody reads or much has come together: who adds is about to hand a result to its caller.
+        """
         with self._lock:
-            # Python's integers have no end: what a worker says can make no sum wrap or raise.
-            self._words[: len(more)] = map(int.__add__, self._words, more)
+            self._pending.append(taken)
+            if len(self._pending) >= _PENDING_MAX:
+                self._add_pending()
 
     def note(self, place: int, duration_ns: int) -> None:
         """Counts one duration in the histogram that begins at `place`."""
@@ -157,12 +173,21 @@ class SharedMeter:
     def read(self) -> list[int]:
         """All words, of one moment."""
         with self._lock:
+            self._add_pending()
             return self._words[:]
 
     def renew_after_fork(self) -> None:
         """In a forked child: begins at zero, with a lock that no thread of the parent holds."""
         self._lock = threading.Lock()
         self._words = [0] * len(self._words)
+        self._pending = []
+
+    def _add_pending(self) -> None:
+        # Python's integers have no end: what a worker says can make no sum wrap or raise.
+        columns = zip(self._words, *(array("Q", taken) for taken in self._pending), strict=False)
+        added = list(map(sum, columns))
+        self._words[: len(added)] = added
+        self._pending = []
 
 
 def place_of(signal: object) -> int:

@@ -138,17 +138,31 @@ def test_long_labels_are_cut() -> None:
 @pytest.mark.parametrize("size", [8, 8 * POINT_WORDS - 1, 8 * POINT_WORDS + 8])
 def test_measures_of_the_wrong_size_are_logged_and_left_out(size: int, caplog: pytest.LogCaptureFixture) -> None:
     measures = Measures()
-    measures.add_point(KEY, bytes(size))
+    measures.add_point(measures.point(KEY), bytes(size))
     measures.add_sink("ListSink", bytes(size), {})
-    assert measures.read().points == {}
+    assert set(measures.read().points[KEY]) == {0}
     assert len(caplog.records) == 2
 
 
 def test_what_a_worker_says_cannot_make_a_sum_wrap() -> None:
     measures = Measures()
-    for _ in range(3):
-        measures.add_point(KEY, b"\xff" * 8 * POINT_WORDS)
-    assert measures.read().points[KEY][0] == 3 * (2**64 - 1)
+    for _ in range(100):
+        measures.add_point(measures.point(KEY), b"\xff" * 8 * POINT_WORDS)
+    assert measures.read().points[KEY][0] == 100 * (2**64 - 1)
+
+
+@pytest.mark.parametrize(("said_ns", "counted_ns"), [(-(10**15), 0), (10**18, 3_600 * 10**9)])
+def test_a_clock_that_says_nonsense_cannot_make_a_sum_wrap(said_ns: int, counted_ns: int) -> None:
+    meter = PointMeter()
+    for _ in range(1_000):
+        meter.note_wait(said_ns, 16)
+    assert words_of(meter.take())[WAIT_AT + HISTOGRAM_WORDS - 1] == 16_000 * counted_ns
+
+
+def test_a_point_of_a_specification_has_one_meter_however_often_it_is_made() -> None:
+    measures = Measures()
+    meters = {id(measures.meter_of(make_point("watch", "async"))) for _ in range(3_000)}
+    assert len(meters) == 1
 
 
 def test_a_key_says_inline_for_every_point_that_is_not_async() -> None:
