@@ -63,9 +63,9 @@ class Runner:
             self.say(f"peer: {error}")
             return None
 
-    def script(self, path: Path, *arguments: str) -> dict[str, Any]:
-        """Runs another program of ours that prints a JSON object last."""
-        return _last_json(self._execute([sys.executable, "-P", str(path), *arguments]), path.name)
+    def script(self, path: Path, *arguments: str, python: Path | None = None) -> dict[str, Any]:
+        """Runs another program of ours that prints a JSON object last, under this interpreter or another."""
+        return _last_json(self._execute([str(python or sys.executable), "-P", str(path), *arguments]), path.name)
 
     def _run(self, python: Path, scenario: str, arguments: dict[str, Any]) -> dict[str, Any]:
         self.say(f"{scenario} {json.dumps(arguments)} ({'peer' if python == self.peer_python else 'ours'})")
