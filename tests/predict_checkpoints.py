@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from undercurrent.predict import (
     Scores,
     StateWindow,
 )
+
+_WORD = re.compile(r"\w+")
 
 LATE = {"late": {"type": "noul", "instructions": "a parcel is late"}}
 TOPIC = {"topic": {"type": "choice", "instructions": "what it is about", "criteria": ["parcel", "bill", "other"]}}
@@ -237,5 +240,5 @@ def _text(state: object) -> str:
 
 
 def _scores(words: frozenset[str], question: Question) -> Scores:
-    weights = [math.exp(len(words & set(text.lower().split()))) for text in question.texts]
+    weights = [math.exp(len(words & set(_WORD.findall(text.lower())))) for text in question.texts]
     return Scores([weight / sum(weights) for weight in weights])
