@@ -199,6 +199,15 @@ def test_no_group_lies_on_two_sides_and_every_side_has_both_labels() -> None:
         assert np.mean(labels[part] == "a") == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.parametrize("groups", [np.arange(3000), np.arange(6000) // 2])
+def test_many_groups_are_split_in_a_moment_and_balanced(groups: Any) -> None:
+    labels = groups % 2
+    split = split_by_group(labels, groups)
+    assert len(split.held_out) == pytest.approx(0.4 * len(groups), rel=0.02)
+    assert labels[split.held_out].mean() == pytest.approx(0.5, abs=0.05)
+    assert not set(groups[split.held_out]) & set(groups[split.train])
+
+
 def test_equal_seeds_split_equally() -> None:
     labels, groups = np.arange(60) % 2, np.arange(60)
     assert (

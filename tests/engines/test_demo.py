@@ -17,7 +17,7 @@ from texts.make_texts import THINGS, build_rows
 from undercurrent.core import ProbeAction
 from undercurrent.examples.demo.probes import SlowTopicProbe, TopicProbe
 from undercurrent.examples.demo.stage import cache_folder
-from undercurrent.examples.demo.training import Text, base_rate, evaluate, fit, load_texts, wilson_interval
+from undercurrent.examples.demo.training import Text, base_rate, evaluate, fit, load_texts
 from undercurrent.spec import ActivationRecord
 
 _TEXTS = Path(__file__).resolve().parent.parent / "texts" / "texts.jsonl"
@@ -47,13 +47,6 @@ def test_topics_share_people_numbers_and_times() -> None:
             assert topics == {True, False}, word
 
 
-@pytest.mark.parametrize(
-    ("hits", "count", "expected"), [(0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (50, 100, (0.4038, 0.5962))]
-)
-def test_wilson_interval_has_the_textbook_values(hits: int, count: int, expected: tuple[float, float]) -> None:
-    assert wilson_interval(hits, count) == pytest.approx(expected, abs=1e-4)
-
-
 def test_training_finds_a_direction_and_is_judged_on_held_out_texts_alone() -> None:
     rng = np.random.default_rng(0)
     direction = rng.standard_normal(12)
@@ -62,7 +55,7 @@ def test_training_finds_a_direction_and_is_judged_on_held_out_texts_alone() -> N
         (rng.standard_normal((9, 12)) + (2.0 if text.is_medicine else -2.0) * direction).astype(np.float32)
         for text in texts
     ]
-    probe = fit(rows, texts, tail=4, penalty=1.0)
+    probe = fit(rows, texts, layer=1, tail=4, penalty=1.0)
     by_text, by_token = evaluate(probe, rows, texts, tail=4)
     assert (by_text.count, by_token.count) == (40, 360)
     assert by_text.rate == 1.0

@@ -14,7 +14,9 @@ __all__ = ["Split", "split_by_group"]
 
 Array = np.ndarray[Any, Any]
 
-_PARTS_MAX = 20
+_PARTS_MAX = 10
+# Balancing labels over groups takes a millisecond a group.
+_BALANCED_GROUPS_MAX = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def split_by_group(
 
 
 def _deal(truth: Array, own: Array, seed: int) -> list[Array]:
-    """As many parts as there are groups of the rarest label, up to 20, by groups and balanced by label."""
+    """As many parts as there are groups of the rarest label, up to 10, by groups and balanced by label."""
     per_label = [len(np.unique(own[truth == label])) for label in np.unique(truth)]
     count = min(_PARTS_MAX, *per_label) if len(per_label) > 1 else 0
     if count < 3:
@@ -74,5 +76,14 @@ def _deal(truth: Array, own: Array, seed: int) -> list[Array]:
             f"a split by group needs two labels with at least 3 groups each, got {per_label} groups per label; leave"
             " `group` out if every text stands for itself"
         )
-    folds = load_library("sklearn.model_selection").StratifiedGroupKFold(count, shuffle=True, random_state=seed)
-    return [part.astype(np.int64) for _, part in folds.split(np.zeros(len(truth)), truth, own)]
+    group_count = len(np.unique(own))
+    name = "StratifiedGroupKFold"
+    if group_count == len(own):
+        name = "StratifiedKFold"
+    elif group_count > _BALANCED_GROUPS_MAX:
+        name = "GroupKFold"  # so many groups balance themselves
+    folds = getattr(load_library("sklearn.model_selection"), name)(count, shuffle=True, random_state=seed)
+    kept_whole = None if name == "StratifiedKFold" else own
+    parts = [part.astype(np.int64) for _, part in folds.split(np.zeros(len(truth)), truth, kept_whole)]
+    # What cannot be dealt out evenly is given to the first parts, which would all be held out.
+    return [parts[index] for index in np.random.default_rng(seed).permutation(count)]

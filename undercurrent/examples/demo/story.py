@@ -13,12 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text as StyledText
 
-from undercurrent.core import ProbeFactory
+from undercurrent.core import ProbeFactory, SavedProbe
+from undercurrent.core.training import Rate
 from undercurrent.engines import Generation
 from undercurrent.examples.demo.measuring import Mode, Speed, measure, measure_step_s
 from undercurrent.examples.demo.probes import SlowTopicProbe, TopicProbe, measure_turn_s
 from undercurrent.examples.demo.stage import Stage
-from undercurrent.examples.demo.training import LinearProbe, Share, Text, base_rate, evaluate, fit
+from undercurrent.examples.demo.training import Text, base_rate, evaluate, fit, logits
 from undercurrent.router import Router
 from undercurrent.sinks import FileLogSink
 from undercurrent.spec import ExecutionMode, ExtractionPoint, ProbeSpec, TensorType, parse_yaml
@@ -64,8 +65,8 @@ extraction_points:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    deep: LinearProbe
-    shallow: LinearProbe
+    deep: SavedProbe
+    shallow: SavedProbe
     deep_threshold: float
     shallow_threshold: float
 
@@ -114,11 +115,11 @@ class Story:
         table = Table(title="held-out templates (the probes never saw their wording)")
         for heading in ("probe", "right by text (95 % interval)", "right by token (95 % interval)", "guessing"):
             table.add_column(heading, justify="left" if heading == "probe" else "right")
-        fitted: list[tuple[LinearProbe, float]] = []
+        fitted: list[tuple[SavedProbe, float]] = []
         for key in keys:
             # The first token says nothing: it is the same in every text.
             rows = [row[key][1:] for row in read]
-            probe = fit(rows, texts, tail=_TAIL)
+            probe = fit(rows, texts, layer=key[0], tail=_TAIL)
             by_text, by_token = evaluate(probe, rows, texts, tail=_TAIL)
             table.add_row(
                 f"layer {key[0]}",
@@ -149,8 +150,8 @@ class Story:
             f"one decode step takes {step_s * 1e3:.1f} ms here; the slow probe spends {slow_s * 1e3:.1f} ms"
             f" of pure Python on every token ({_SLOW_SHARE:.0%} of a step)"
         )
-        deep = {"weights": trained.deep.weights, "bias": trained.deep.bias, "window": _WINDOW}
-        shallow = {"weights": trained.shallow.weights, "bias": trained.shallow.bias, "window": _WINDOW}
+        deep = {**_line(trained.deep), "window": _WINDOW}
+        shallow = {**_line(trained.shallow), "window": _WINDOW}
         threshold = trained.deep_threshold
         return {
             "topic_guard": ProbeFactory(TopicProbe, {**deep, "threshold": threshold, "action": "abort"}),
@@ -275,11 +276,11 @@ class Story:
         return Progress(*columns, console=self._console, transient=True)
 
 
-def _pick_threshold(probe: LinearProbe, rows: list[np.ndarray], texts: list[Text]) -> float:
+def _pick_threshold(probe: SavedProbe, rows: list[np.ndarray], texts: list[Text]) -> float:
     """Half-way between the highest window of a harmless training text and the usual highest one of the others."""
     kernel = np.ones(_WINDOW) / _WINDOW
     peaks = [
-        (np.convolve(probe.score(row), kernel, "valid").max(), text)
+        (np.convolve(logits(probe, row), kernel, "valid").max(), text)
         for row, text in zip(rows, texts, strict=True)
         if not text.is_held_out
     ]
@@ -288,7 +289,12 @@ def _pick_threshold(probe: LinearProbe, rows: list[np.ndarray], texts: list[Text
     return float(harmless + usual) / 2
 
 
-def _spell_share(share: Share) -> str:
+def _line(probe: SavedProbe) -> dict[str, object]:
+    """What the demo's own probe class takes of a trained one."""
+    return {"weights": probe.weights["weight"], "bias": float(probe.weights["bias"])}
+
+
+def _spell_share(share: Rate) -> str:
     low, high = share.interval
     return f"{share.rate:.1%} of {share.count} ({low:.1%} to {high:.1%})"
 
