@@ -42,6 +42,7 @@ def raising(error: BaseException, *arguments: str) -> int:
         (BrokenPipeError(32, "Broken pipe"), 141),
         (SystemExit(3), 3),
         (SystemExit(), 0),
+        (SystemExit("why"), 1),
         (click.exceptions.Exit(1), 1),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),

@@ -134,10 +134,31 @@ def test_import_without_checking_probes_is_a_usage_error_as_in_0_1_0() -> None:
     assert "--check-probes" in answer.stderr
 
 
-def test_module_that_cannot_be_imported_is_a_usage_error() -> None:
-    answer = call("validate", write("good.yaml", SPEC), "--check-probes", "--import", "no_such_module_here")
-    assert answer.exit_code == 2
-    assert "no_such_module_here" in answer.stderr
+@pytest.mark.parametrize("imported", ["import no_such_module_here", "from json import no_such_module_here"])
+def test_module_that_cannot_be_imported_is_a_usage_error(imported: str) -> None:
+    name = write(f"imports_{len(imported)}.py", imported)
+    for module in (name, "no_such_module_here"):
+        answer = call("validate", write("good.yaml", SPEC), "--check-probes", "--import", module)
+        assert answer.exit_code == 2
+        assert "no_such_module_here" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import json\nnonsense\n", "it raised NameError: name 'nonsense' is not defined, at "),
+        ("def broken(:\n", "it raised SyntaxError: "),
+        ("from json import nothing\n", "it raised ImportError: cannot import name 'nothing'"),
+        ("from undercurrent import Probe\nclass P(Probe):\n    seen = []\n", "seen"),
+    ],
+)
+def test_module_whose_code_fails_is_told_with_its_line_and_is_no_defect(code: str, said: str, folder: Path) -> None:
+    name = f"fails_{len(code)}.py"
+    answer = call("validate", write("good.yaml", SPEC), "--check-probes", "--import", write(name, code))
+    assert answer.exit_code == 1
+    assert answer.stderr.startswith(f"error: --import {name}: ")
+    assert said in answer.stderr
+    assert "Traceback" not in answer.stderr
 
 
 def test_layer_that_the_model_lacks_is_a_problem() -> None:

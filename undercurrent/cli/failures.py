@@ -56,7 +56,10 @@ def run_guarded(work: Callable[[], object], arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as ending:
         return _flushed(ending.exit_code)
     except SystemExit as ending:
-        return _flushed(ending.code if isinstance(ending.code, int) else EXIT_FAILED if ending.code else EXIT_OK)
+        if ending.code is None or isinstance(ending.code, int):
+            return _flushed(ending.code or EXIT_OK)
+        click.echo(ending.code, err=True)
+        return _flushed(EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted", err=True)
         return EXIT_INTERRUPTED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ import click
 from undercurrent.cli.models import MODEL_HELP, ModelChoice, missing_model_named, resolve_model
 from undercurrent.cli.prompts import read_prompts
 from undercurrent.cli.specs import STANDARD_INPUT, import_modules, require_spec
-from undercurrent.cli.verbs import CLIError, UsageError, json_option, say, verb
+from undercurrent.cli.verbs import CLIError, UsageError, describe_foreign, json_option, say, verb
 from undercurrent.errors import UndercurrentError
 
 if TYPE_CHECKING:
@@ -158,11 +157,8 @@ def _probe_errors_told() -> Iterator[None]:
     except (UndercurrentError, OSError):
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        # The last line that is of no library: in a probe, where it called numpy or torch.
-        own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
         raise CLIError(
-            f"the probe or the model raised {type(error).__name__}: {error}, at {own[-1].filename}:{own[-1].lineno}",
+            f"the probe or the model raised {describe_foreign(error)}",
             hint="--debug shows the traceback; with `on_error: continue` on the point, the text goes on without it",
         ) from error
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from undercurrent.cli.verbs import UsageError, say
-from undercurrent.errors import ProbingSpecError, SpecFileNotFoundError, SpecValidationError
+from undercurrent.cli.verbs import CLIError, UsageError, describe_foreign, say
+from undercurrent.errors import ProbingSpecError, SpecFileNotFoundError, SpecValidationError, UndercurrentError
 
 if TYPE_CHECKING:
     from undercurrent.spec import ProbeSpec
@@ -80,7 +80,8 @@ def import_modules(names: Iterable[str]) -> None:
     The current folder, and the folder of a file, are searched first; workers get the same search path.
 
     Raises:
-        UsageError: one cannot be imported.
+        UsageError: there is no such module, or one that it imports.
+        CLIError: its code raised.
     """
     for name in names:
         path = Path(name)
@@ -92,6 +93,10 @@ def import_modules(names: Iterable[str]) -> None:
             importlib.import_module(path.stem if is_file else name)
         except ImportError as error:
             raise UsageError(
-                f"--import {name}: {error}; give a dotted name such as my_package.probes, or a file such as probes.py",
-                hint="run again with --debug to see where the import failed",
+                f"--import {name}: {error}; give a dotted name such as my_package.probes, or a file such as probes.py"
             ) from error
+        except UndercurrentError as error:
+            raise CLIError(f"--import {name}: {error}") from error
+        except Exception as error:
+            hint = "--debug shows the traceback"
+            raise CLIError(f"--import {name}: it raised {describe_foreign(error)}", hint=hint) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,7 @@ __all__ = [
     "VerbGroup",
     "allows_colour",
     "data_console",
+    "describe_foreign",
     "json_option",
     "print_json",
     "say",
@@ -59,6 +61,17 @@ class CLIError(ProbingError):
 
 class UsageError(CLIError):
     """The command line itself is wrong: exit status 2."""
+
+
+def describe_foreign(error: Exception) -> str:
+    """What code of others raised and where: the last line of it that is of no installed library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and "<frozen" not in frame.filename]
+    place = f", at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    if isinstance(error, SyntaxError):
+        # Its own text ends with the place; the frames are those of the import.
+        place = ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 class NearestChoice(click.Choice[str]):
