@@ -26,6 +26,7 @@ _TITLES = {
 _CONTINUOUS = {"properties": {"position": {"type": "string", "pattern": r"^\s*generated\[(?:\*|[0-9]+:[0-9]*)\]\s*$"}}}
 _ASYNC = {"required": ["execution_mode"], "properties": {"execution_mode": {"const": "async"}}}
 _BLOCKS = {"required": ["mode"], "properties": {"mode": {"const": "block_until_signal"}}}
+_WITH_BOUND = {"required": ["timeout_ms"], "properties": {"timeout_ms": {"type": "integer"}}}
 _BOUNDED = {"required": ["intervention"], "properties": {"intervention": {"type": "object", **_BLOCKS}}}
 _ASYNC_KEYS = ("queue_depth", "overflow_policy", "block_timeout_s", "workers", "batch")
 _PROCESS_KEYS = ("probe_timeout_s", "threads", "gpu")
@@ -74,7 +75,7 @@ def json_schema() -> dict[str, Any]:
     _complete_point(definitions["ExtractionPoint"])
     definitions["Until"].update(minProperties=1, maxProperties=1)
     definitions["InterventionPolicy"].update(
-        {"if": _BLOCKS, "then": {"required": ["timeout_ms"]}, "else": _nothing_of("timeout_ms", "on_timeout")}
+        {"if": _BLOCKS, "then": _WITH_BOUND, "else": _nothing_of("timeout_ms", "on_timeout")}
     )
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
