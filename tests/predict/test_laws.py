@@ -125,7 +125,7 @@ class _FailingCheckpoint(WordCheckpoint):
         self.stage._step(name, self.model_id)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenarios(count_max=5))
 def test_what_runs_is_what_the_table_says(scenario: Scenario) -> None:
     stage = Stage(scenario)
@@ -135,7 +135,7 @@ def test_what_runs_is_what_the_table_says(scenario: Scenario) -> None:
     assert failure == played.failure
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenarios(count_max=4))
 def test_the_error_that_comes_out_is_the_first_that_went_in(scenario: Scenario) -> None:
     stage = Stage(scenario)
@@ -143,7 +143,7 @@ def test_the_error_that_comes_out_is_the_first_that_went_in(scenario: Scenario) 
     assert failure == next((step for step in stage.trace if step in scenario.fails), None)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenarios(count_max=5))
 def test_a_start_has_exactly_one_end_and_requests_end_backwards(scenario: Scenario) -> None:
     stage = Stage(scenario)
@@ -162,7 +162,7 @@ def test_a_start_has_exactly_one_end_and_requests_end_backwards(scenario: Scenar
                 assert open_runs.pop() == ctx.run_id
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenarios(count_max=4))
 def test_every_hook_of_an_event_runs_in_list_order(scenario: Scenario) -> None:
     stage = Stage(scenario)
@@ -244,7 +244,7 @@ class Restless:
 DEEDS = st.lists(st.sampled_from(["nothing", "rewrite", "skip", "skip wrong", "call", "raise"]), max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(DEEDS, st.booleans(), st.booleans())
 def test_restless_hooks_leave_every_start_one_end_and_one_correlation(
     deeds: list[str], hooks_raise: bool, hooks_concurrent: bool

@@ -106,6 +106,11 @@ class PredictContext:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.run_id} model={self.model!r}>"
 
+    @property
+    def is_skipped(self) -> bool:
+        """Whether a start hook answered the call, so that no model ran."""
+        return self._skipped is not None
+
     def skip(self, results: list[Any]) -> None:
         """Answers the call from a start hook: nothing is tokenized or inferred, end hooks still run.
 

@@ -55,7 +55,7 @@ def joined(
 ) -> dict[str, Any]:
     """Returns the document's result. `is_as_cut`: the hooks left the windows as they were, so answers can name
     theirs."""
-    if ctx._skipped is not None or not results:
+    if ctx.is_skipped or not results:
         document = dict(results[0]) if results else {"model": model_id, "answers": {}, "usage": aggregate_usage([])}
         document["usage"] = {**(document.get("usage") or {}), "windows": 0}
         return document
