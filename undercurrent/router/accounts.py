@@ -22,7 +22,7 @@ from undercurrent.router.totals import (
 )
 from undercurrent.spec import ExecutionMode
 from undercurrent.workers.measures import ROUTE_AT, Measures, MeasuresReading, PointKey
-from undercurrent.workers.meters import ACTIONS, CALL_AT, ERRORS_AT, POINT_WORDS, RECORDS_AT, WAIT_AT, WRITE_AT
+from undercurrent.workers.meters import ACTIONS, CALL_AT, ERRORS_AT, HISTOGRAM_WORDS, RECORDS_AT, WAIT_AT, WRITE_AT
 
 if TYPE_CHECKING:
     from undercurrent.router.supervision import Supervision
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Accounts"]
 
 _NOTHING: Final = PointSums()
-_NO_WORDS: Final = [0] * (POINT_WORDS + ROUTE_AT)
+_NO_WORDS: Final = [0] * (ROUTE_AT + HISTOGRAM_WORDS)
 
 
 class Accounts:
@@ -65,7 +65,8 @@ class Accounts:
     def end(self, request: LiveRequest, results: Mapping[str, ProbeResult]) -> None:
         """Counts a request that was ended; without results where its caller was interrupted."""
         self._ledger.end(request, results)
-        self._relay.note_ended(_looks([request]))
+        if self._sink is not None:
+            self._relay.note_ended(_looks([request]))
 
     def abandon(self, request: LiveRequest) -> None:
         """Counts a request that nobody will end."""

@@ -215,17 +215,20 @@ class Ledger:
         """Returns the sums of points, their inline signals by action, and requests by what became of them."""
         with self._lock:
             sums = {key: account.sums.copy() for key, account in self._accounts.items()}
-            for entry in self._unsettled:
-                statistics = entry.binding.statistics()
-                found = sums[entry.account.key]
-                found.add(_counts_of(statistics, is_over=False), entry.before)
-                found.waiting += statistics.waiting
-                found.in_hand += max(0, statistics.in_hand)
-                if not entry.is_ended:
-                    found.bindings += 1
-                    found.queue_depth += entry.binding.plan.queue_depth if _is_in_worker(entry.binding) else 0
+            unsettled = list(self._unsettled)
             request_counts = self._request_counts.copy()
             accounts = list(self._accounts.values())
+        # Without the lock, as thousands of bindings take milliseconds to read. One that settles meanwhile is not in the
+        # sums of above, and its counters stay readable.
+        for entry in unsettled:
+            statistics = entry.binding.statistics()
+            found = sums[entry.account.key]
+            found.add(_counts_of(statistics, is_over=False), entry.before)
+            found.waiting += statistics.waiting
+            found.in_hand += max(0, statistics.in_hand)
+            if not entry.is_ended:
+                found.bindings += 1
+                found.queue_depth += entry.binding.plan.queue_depth if _is_in_worker(entry.binding) else 0
         signals = {
             account.key: {action: tally.value for action, tally in zip(ACTIONS, account.signal_tallies, strict=True)}
             for account in accounts

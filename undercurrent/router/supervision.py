@@ -176,6 +176,8 @@ class Supervision:
         """In a forked child: the next async registration makes a supervisor of the child's own."""
         self._lock = threading.Lock()
         self._collecting = threading.Lock()
+        # A sink may have begun to count anew, as its thread is the parent's.
+        self._sinks = [_attached(attached.sink, attached.is_inline) for attached in self._sinks]
         if self.supervisor is not None:
             # Kept and never called: finalizing it would close what the parent shares with its workers.
             self._inherited.append(self.supervisor)
