@@ -206,6 +206,24 @@ def test_a_slow_sink_holds_up_no_commit_until_its_backlog_is_full(tmp_path: Path
     assert BACKLOG_ROWS_MAX >= 1000
 
 
+def test_a_sink_that_takes_nothing_misses_rows_in_the_end_and_the_archive_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("undercurrent.runtime.row_relay.BACKLOG_ROWS_MAX", 1)
+    monkeypatch.setattr("undercurrent.runtime.row_relay.ROOM_S", 0.01)
+    sink = Stuck()
+    with RunArchive.open(tmp_path, MANIFEST) as archive:
+        archive.add_row_sink(sink)
+        for number in range(4):
+            archive.append(make_draft(number))
+            archive.flush()
+            assert sink.entered.wait(30)
+        assert archive.row_count == 4
+        sink.gate.set()
+    assert "sinks miss rows" in caplog.text
+    assert sink.count + archive.sink_failures == 4
+
+
 def test_rows_a_sink_does_not_take_in_time_are_logged_and_stay_in_the_archive(caplog: pytest.LogCaptureFixture) -> None:
     relay, sink = RowRelay(), Stuck()
     relay.add(sink)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -152,6 +153,17 @@ def test_a_fork_may_not_use_the_archive_and_does_it_no_harm(tmp_path: Path) -> N
         archive.append(make_draft(2))
         archive.mark_complete()
     assert RunArchive.load(tmp_path).row_count == 2
+
+
+def test_an_archive_that_nobody_closed_and_nobody_has_gives_its_lease_back(tmp_path: Path) -> None:
+    archive = RunArchive.open(tmp_path, MANIFEST)
+    archive.append(make_draft(0))
+    archive.flush()
+    del archive
+    gc.collect()
+    assert not is_held(tmp_path)
+    with RunArchive.open(tmp_path, MANIFEST, on_exists="resume") as archive:
+        assert archive.row_count == 1
 
 
 def test_reading_the_folder_s_files_does_not_end_the_lease(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -295,6 +296,28 @@ def test_a_number_that_is_none_is_refused_before_it_is_a_row(
         with pytest.raises(ValueError, match=message):
             archive.append(draft)
         assert archive.append(make_draft(0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"generation_text": None}, TypeError, "`generation_text` must be str, got NoneType"),
+        ({"generation_text": "half \ud83c"}, ValueError, "got half a surrogate pair at index 5"),
+        ({"coalition_key": 7}, TypeError, "`coalition_key` must be str, got int"),
+        ({"elapsed_ms": None}, TypeError, "`elapsed_ms` must be float"),
+        ({"mask": PackedMask(None, 3)}, TypeError, "`mask.words` must be bytes"),
+    ],
+    ids=str,
+)
+def test_a_field_of_the_wrong_type_is_refused_before_it_is_a_row(
+    tmp_path: Path, changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with RunArchive.open(tmp_path, MANIFEST) as archive:
+        with pytest.raises(error, match=message):
+            archive.append(make_draft(0, **changes))
+        archive.append(make_draft(0, elapsed_ms=np.float32(2)))
+        archive.append(make_draft(0, elapsed_ms=3))
+        assert [row.elapsed_ms for row in archive.history_lazy()] == [2.0, 3.0]
 
 
 @pytest.mark.parametrize("manifest", [{"run": object()}, {"run": math.nan}, {1: {2: object()}}])

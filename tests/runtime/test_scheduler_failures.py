@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -248,13 +247,27 @@ def test_no_task_exception_is_ever_unretrieved() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_in_a_job_ends_the_run_as_itself(
-    kind: type[BaseException], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def generate(snapshot: object) -> str:
-        raise kind
+INTERRUPT = """
+import asyncio, sys
+from undercurrent.runtime import *
+async def one(snapshot):
+    await asyncio.sleep(0)
+    raise {kind}
+async def many(jobs):
+    await asyncio.sleep(0)
+    raise {kind}
+def runner(): return InferenceScheduler(2, None, HotResultStore())
+jobs = [CoalitionJob(str(n), "s", n, "delete", b"", 0, "m") for n in range(5)]
+for run in (lambda: runner().run(jobs, one), lambda: runner().run_batches(jobs, many)):
+    try:
+        asyncio.run(run())
+    except {kind}:
+        print("caught")
+"""
 
-    caplog.set_level(logging.CRITICAL, logger="asyncio")
-    with pytest.raises(kind):
-        asyncio.run(scheduler().run(make_jobs(2), generate))
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "SystemExit"])
+def test_an_interrupt_leaves_no_exception_that_nobody_retrieved(kind: str) -> None:
+    command = [sys.executable, "-P", "-X", "dev", "-c", INTERRUPT.format(kind=kind)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.stdout.split(), done.stderr) == (["caught", "caught"], "")

@@ -74,7 +74,9 @@ class RunArchive:
             self._database = ReadOnlyDatabase(root)
             self._is_complete = self._database.is_complete
         else:
-            self._writer = RowWriter(lambda: connect_writer(root), rows_max=flush_every, on_committed=self._relay.hand)
+            self._writer = RowWriter(
+                lambda: connect_writer(root), rows_max=flush_every, on_committed=self._relay.hand, lease=lease
+            )
             if not self._writer.committed_id:
                 self._recorded = {}
 
@@ -160,7 +162,7 @@ class RunArchive:
 
     @property
     def sink_failures(self) -> int:
-        """Rows that a sink refused by an exception."""
+        """Rows that a sink refused by an exception, or was too slow for."""
         return self._relay.failures
 
     def read_manifest(self) -> dict[str, object]:
@@ -195,7 +197,8 @@ class RunArchive:
         Raises:
             ArchiveStateError: the archive is read-only, complete, closed, or a parent process's.
             ArchiveWriteError: this or an earlier commit failed.
-            RuntimeValueError: a log-probability or value is NaN.
+            RuntimeValueError: a log-probability or value is NaN, or the text is no Unicode.
+            RuntimeTypeError: a field is of another type than it says.
         """
         writer = self._require_unfinished()
         record_id = writer.append(draft)
@@ -289,6 +292,10 @@ class RunArchive:
         self._close_reading()
         writer.ask(record_completion)
         self._is_complete = True
+
+    async def amark_complete(self) -> None:
+        """`mark_complete` that blocks no event loop."""
+        await asyncio.to_thread(self.mark_complete)
 
     def close(self) -> None:
         """Commits what waits, leaves WAL mode and gives the lease back; idempotent."""

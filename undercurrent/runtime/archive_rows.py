@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import msgspec
 
 from undercurrent.runtime.domain.generation import ProbeValue
-from undercurrent.runtime.errors import ArchiveCorruptError, RuntimeValueError
+from undercurrent.runtime.errors import ArchiveCorruptError, RuntimeTypeError, RuntimeValueError
 from undercurrent.runtime.masking import PackedMask
 
 __all__ = ["CoalitionRecord", "CoalitionRecordDraft", "Row", "decode_row", "encode_columns", "encode_values"]
 
-Row = tuple[int, str, str, bytes, int, str, str, float, int, str, str | None]
+Row: TypeAlias = tuple[int, str, str, bytes, int, str, str, float, int, str, str | None]
 """The columns of `coalition_records` in their order."""
+Columns: TypeAlias = tuple[str, str, bytes, int, str, str, float, int, str, str | None]
+"""A row without its `record_id`."""
+
+_TYPES = (str, str, bytes, int, str, str, float, int, str)
+_USUAL_TYPES = frozenset({(*_TYPES, str), (*_TYPES, type(None))})
 
 
 class CoalitionRecordDraft(msgspec.Struct, frozen=True):
@@ -58,14 +64,15 @@ _NUMBERS = msgspec.json.Decoder(tuple[float, ...])
 _VALUES = msgspec.json.Decoder(dict[str, ProbeValue])
 
 
-def encode_columns(draft: CoalitionRecordDraft) -> tuple[str, str, bytes, int, str, str, float, int, str, str | None]:
+def encode_columns(draft: CoalitionRecordDraft) -> Columns:
     """The columns of a draft, without its `record_id`.
 
     Raises:
-        RuntimeValueError: a log-probability is NaN.
+        RuntimeTypeError: a field is of another type than it says.
+        RuntimeValueError: a log-probability is NaN, or a text holds half a surrogate pair.
     """
     mask = draft.mask
-    return (
+    columns: Columns = (
         draft.snapshot_id,
         draft.coalition_key,
         mask.words,
@@ -77,6 +84,17 @@ def encode_columns(draft: CoalitionRecordDraft) -> tuple[str, str, bytes, int, s
         draft.generation_text,
         None if draft.logprobs is None else _encode_logprobs(draft.logprobs),
     )
+    if tuple(map(type, columns)) not in _USUAL_TYPES:
+        columns = (*columns[:6], _require_types(columns), *columns[7:])
+    if not draft.generation_text.isascii():
+        try:
+            draft.generation_text.encode()
+        except UnicodeEncodeError as error:
+            raise RuntimeValueError(
+                f"`generation_text` must be Unicode, got half a surrogate pair at index {error.start}; decode what the "
+                "model gives with errors='replace'"
+            ) from error
+    return columns
 
 
 def encode_values(values: Mapping[str, ProbeValue]) -> str:
@@ -114,6 +132,20 @@ def decode_row(row: Row, values: str | None = None) -> CoalitionRecord:
         )
     except ValueError as error:
         raise ArchiveCorruptError(f"row {number} holds numbers that are no JSON: {error}") from error
+
+
+def _require_types(columns: Columns) -> float:
+    """Refuses columns the database would refuse later, for a whole group; returns `elapsed_ms` as a float.
+
+    Raises:
+        RuntimeTypeError: names the field.
+    """
+    names = (*CoalitionRecordDraft.__struct_fields__[:2], "mask.words", "mask.n_bits")
+    names += ("absence_policy", "model_id", "elapsed_ms", "cache_hit", "generation_text")
+    for name, kind, column in zip(names, _TYPES, columns, strict=False):
+        if not isinstance(column, kind) and not (name == "elapsed_ms" and hasattr(column, "__float__")):
+            raise RuntimeTypeError(f"`{name}` must be {kind.__name__}, got {type(column).__qualname__}")
+    return float(columns[6])
 
 
 def _encode_logprobs(logprobs: tuple[float, ...]) -> str:

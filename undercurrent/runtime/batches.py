@@ -113,7 +113,7 @@ class JobBatcher:
             cancelled = JobCancelledError(f"a batch of {len(jobs)} jobs was cancelled from within its generator")
             cancelled.__cause__ = error
             answers = [cancelled] * len(jobs)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             answers = [error] * len(jobs)
         finally:
             self._slots.give()

@@ -37,8 +37,8 @@ class WriterLease:
     """The right to write the archive in one folder. Owned by the archive that took it; `release` is idempotent."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._descriptor = -1
+        self.path = path
 
     @classmethod
     def take(cls, root: Path) -> WriterLease:
@@ -70,6 +70,10 @@ class WriterLease:
             self.path.unlink(missing_ok=True)
         finally:
             self._close()
+
+    def __del__(self) -> None:
+        # Of an archive nobody closed: the file stays, as after a death.
+        self._close()
 
     def _try(self) -> bool:
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

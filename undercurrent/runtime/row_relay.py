@@ -15,7 +15,9 @@ from undercurrent.runtime.protocols import RowSink
 __all__ = ["RowRelay"]
 
 BACKLOG_ROWS_MAX = 8192
-"""Rows that wait for the sinks; beyond it commits wait, so that none is lost."""
+"""Rows that wait for the sinks; beyond it commits wait, so that no sink misses one."""
+ROOM_S = 30.0
+"""How long a commit waits for sinks that take nothing; then they miss its rows, which the archive has."""
 
 _logger = logging.getLogger("undercurrent.runtime")
 
@@ -32,7 +34,7 @@ class RowRelay:
         self._is_relaying = False
         self._is_closed = False
         self.failures = 0
-        """Rows that a sink refused by an exception."""
+        """Rows that a sink refused by an exception, or was too slow for."""
 
     def add(self, sink: RowSink) -> None:
         """Gives the rows committed from now on to a sink as well."""
@@ -50,14 +52,18 @@ class RowRelay:
         """Takes a committed group. Waits while the sinks are too far behind."""
         if not self._sinks:
             return
+        until_s = time.monotonic() + ROOM_S
         with self._lock:
-            # Bounded by the sinks: what a sink does with its time is its own, and a row may not be lost for it.
-            while len(self._backlog) >= BACKLOG_ROWS_MAX and not self._is_closed:
-                self._taken.wait()
+            while len(self._backlog) >= BACKLOG_ROWS_MAX and (left_s := until_s - time.monotonic()) > 0:
+                self._taken.wait(left_s)
+            if len(self._backlog) >= BACKLOG_ROWS_MAX or self._is_closed or self._thread is None:
+                self.failures += len(rows)
+                _logger.error("archive: sinks miss rows %d to %d: they take nothing", rows[0][0], rows[-1][0])
+                return
             self._backlog.extend(decode_row(row, values.get(row[0])) for row in rows)
-            if not self._is_relaying and self._thread is not None and not self._is_closed:
-                self._is_relaying = True
+            if not self._is_relaying:
                 self._thread.submit(self._relay)
+                self._is_relaying = True
 
     def drain(self, timeout_s: float) -> int:
         """Waits until the sinks have everything; returns how many rows they do not have at the deadline."""

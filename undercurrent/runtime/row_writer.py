@@ -57,8 +57,13 @@ class RowWriter:
         *,
         rows_max: int | None,
         on_committed: Callable[[Sequence[Row], Mapping[int, str]], None],
+        lease: object = None,
     ) -> None:
-        """Opens the connection on the writer's thread; `rows_max` is at least 1, or None for 500."""
+        """Opens the connection on the writer's thread; `rows_max` is at least 1, or None for 500.
+
+        `lease` is kept for as long as rows may still be written: of an archive that nobody closed and nobody has.
+        """
+        self._lease = lease
         self._rows_max = min(rows_max or GROUP_ROWS_MAX, GROUP_ROWS_MAX)
         self._on_committed = on_committed
         self._pid = os.getpid()
@@ -243,7 +248,10 @@ class RowWriter:
             )
             failure.__cause__ = error
             return failure
-        self._on_committed(group, values)
+        try:
+            self._on_committed(group, values)
+        except Exception:
+            _logger.exception("archive: rows %d to %d are committed and were not handed on", group[0][0], group[-1][0])
         return None
 
     def _insert(self, group: Sequence[Row], values: Mapping[int, str]) -> None:

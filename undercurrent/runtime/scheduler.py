@@ -48,6 +48,14 @@ class RowArchive(Protocol):
         """Returns when the row is committed."""
 
 
+class _InterruptedJob(Exception):
+    """Carries an interrupt out of a task group."""
+
+    def __init__(self, interrupt: BaseException) -> None:
+        super().__init__(interrupt)
+        self.interrupt = interrupt
+
+
 class _Counts:
     """The counters of one run."""
 
@@ -212,6 +220,8 @@ class InferenceScheduler:
                     raise
         except BaseExceptionGroup as errors:
             first = failure or _first_error(errors)
+            if isinstance(first, _InterruptedJob):
+                first = first.interrupt
             # Its own cause stays; the group is no context of it.
             raise first from first.__cause__
         finally:
@@ -232,6 +242,15 @@ class InferenceScheduler:
         self._run_count += 1
 
     async def _finish(self, job: CoalitionJob, ask: Ask, counts: _Counts) -> None:
+        try:
+            await self._settle(job, ask, counts)
+        except (KeyboardInterrupt, SystemExit) as interrupt:
+            # Raised by a task, either would end the loop under the run and leave its exception to be logged as lost.
+            raise _InterruptedJob(interrupt) from None
+        self._done += 1
+        self._progress.on_coalition_finished(self._done, max(self._planned, self._done))
+
+    async def _settle(self, job: CoalitionJob, ask: Ask, counts: _Counts) -> None:
         """One job, from its key to its committed row."""
         key = job.coalition_key
         dedup = self._dedup
@@ -242,26 +261,24 @@ class InferenceScheduler:
             if stored is not None:
                 await self._record(job, stored, 0.0, is_hit=True)
                 counts.cache_hits += 1
-                break
+                return
             if dedup is None:
                 stored, elapsed_ms = await ask(job)
                 self._store.keep(key, stored)
                 await self._record(job, stored, elapsed_ms, is_hit=False)
                 counts.executed += 1
-                break
+                return
             first = dedup.first_in_flight(key)
             if first is None:
                 await self._be_first(job, ask, dedup)
                 counts.executed += 1
-                break
+                return
             # Shielded: the future belongs to all who wait for it.
             stored = await asyncio.shield(first)
             if stored is not None:
                 await self._record(job, stored, 0.0, is_hit=True)
                 counts.deduplicated += 1
-                break
-        self._done += 1
-        self._progress.on_coalition_finished(self._done, max(self._planned, self._done))
+                return
 
     async def _be_first(self, job: CoalitionJob, ask: Ask, dedup: CoalitionDedupRegistry) -> None:
         dedup.start(job.coalition_key)
