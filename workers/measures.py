@@ -178,7 +178,7 @@ class Measures:
                 key = (name, _cut(event))
                 if key not in self._sink_events and len(self._sink_events) >= SINK_EVENTS_MAX:
                     key = (name, OTHER)
-                self._sink_events[key] += count
+                self._sink_events[key] += max(0, count)
 
     def write_to(self, sink: object, write: Callable[..., object], *what: object) -> None:
         """Calls `write(*what)` of a sink of this process, timed and counted; what it raises is counted and goes on."""

@@ -27,6 +27,7 @@ __all__ = [
     "PointMeter",
     "SharedMeter",
     "SinkMeter",
+    "place_of",
 ]
 
 BUCKET_BOUNDS_NS: Final = (*(step * 10**decade for decade in range(3, 11) for step in (1, 2, 5)), 10**11)

@@ -98,6 +98,7 @@ class ServedBinding:
         self._batch_max = min(point.batch or HAND_COUNT, HAND_COUNT)
         self._is_in_place = False
         self._note_call = note_call
+        self._batch_number = 0
         for index in (USER_ACTIVATIONS, USER_ERRORS, USER_LATENCY_NS, USER_SIGNALS):
             ring.set_user(index, 0)  # a predecessor's counts are kept by the engine
 
@@ -209,7 +210,8 @@ class ServedBinding:
 
     def _note_wait(self, headers: bytes, count: int) -> None:
         """Measures how long one record of a batch waited, for all of them; another one in each batch."""
-        place = self.activations % count * frames.HEADER_DTYPE.itemsize + _PUBLISHED_AT
+        self._batch_number += 1
+        place = self._batch_number % count * frames.HEADER_DTYPE.itemsize + _PUBLISHED_AT
         self.meter.note_wait(time.monotonic_ns() - _read_published(headers, place)[0], count)
 
     def _handle_one(self, batch: Batch, header: Any, index: int) -> None:

@@ -178,3 +178,10 @@ def test_a_forked_child_begins_at_zero() -> None:
     reading = measures.read()
     assert reading.points[KEY][0] == 0
     assert reading.restarts == {}
+
+
+def test_what_a_worker_says_cannot_make_a_counter_fall() -> None:
+    measures = Measures()
+    measures.add_sink("ListSink", b"", {"lost": 3})
+    measures.add_sink("ListSink", b"", {"lost": -2})
+    assert measures.read().sink_events == {("ListSink", "lost"): 3}
