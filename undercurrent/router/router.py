@@ -43,8 +43,8 @@ _FLUSH_TIMEOUT_S = 30.0
 class Router(BreakerAccess):
     """Dispatches records to probes: inline ones here and now, async ones in worker processes.
 
-    All methods may be called on any thread. Worker processes start with the first async registration, or with
-    `prewarm`; a router with inline points only starts none. `shutdown` (or leaving a `with` block) ends them.
+    All methods may be called on any thread. Processes start with the first async or bounded point, or with `prewarm`;
+    a router with plain inline points only starts none. `shutdown` (or leaving a `with` block) ends them.
 
     >>> from undercurrent.core import ProbeFactory
     >>> from undercurrent.core.examples import TrajectoryScoreProbe
@@ -123,7 +123,8 @@ class Router(BreakerAccess):
 
         Never waits for a worker, unless `wait_s` asks to: then an async probe that does not start within that time, or
         whose constructor or `on_start` raises, is an error of this call. Without it such a probe ends with a result
-        whose coverage says `start_error`. Inline probes are built and started on this thread, with no lock held.
+        whose coverage says `start_error`. Inline probes are built and started on this thread, with no lock held; those
+        of bounded points in guards, which are waited for up to 10 s and then done without.
 
         Raises:
             RouterError: the id is in use, two points share a name, a probe type is unknown, kinds do not fit, a setting
