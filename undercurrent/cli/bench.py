@@ -11,7 +11,7 @@ from undercurrent.cli.verbs import CLIError, NearestChoice, data_console, json_o
 
 __all__ = ["QUESTIONS", "command"]
 
-QUESTIONS = ("ring", "route", "gil", "throughput", "bindings", "latency", "recovery")
+QUESTIONS = ("ring", "route", "gil", "throughput", "bindings", "latency", "recovery", "runtime")
 
 
 @verb(
@@ -45,9 +45,9 @@ def command(
 ) -> None:
     """Measure whether Undercurrent's promises hold on this machine.
 
-    Each QUESTION (ring, route, gil, throughput, bindings, latency, recovery; all by default) is measured beside what
-    cannot be beaten, in processes of their own. Figures of a busy machine say little: the load average is printed with
-    them.
+    Each QUESTION (ring, route, gil, throughput, bindings, latency, recovery, runtime; all by default) is measured
+    beside what cannot be beaten, in processes of their own. Figures of a busy machine say little: the load average is
+    printed with them.
     """
     from dataclasses import asdict
 
