@@ -52,6 +52,7 @@ def fresh_copy(value: Any) -> Any:
 
 
 def _copy(value: Any, done: dict[int, Any]) -> Any:
+    fresh: Any
     if isinstance(value, _SCALARS):
         return value
     if id(value) in done:
@@ -76,10 +77,11 @@ def _copy(value: Any, done: dict[int, Any]) -> Any:
             fresh[index] = _copy(item, done)
         return fresh
     if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_make")):
+        make: Any = tuple if type(value) is tuple else type(value)._make  # type: ignore[attr-defined]
         items = [_copy(item, done) for item in value]
         if all(item is original for item, original in zip(items, value, strict=True)):
             return value
-        return tuple(items) if type(value) is tuple else value._make(items)
+        return make(items)
     if isinstance(value, MappingProxyType) or (isinstance(value, Mapping) and type(value).__name__ == "FrozenArgs"):
         fields = {key: _copy(item, done) for key, item in value.items()}
         is_same = all(fields[key] is item for key, item in value.items())

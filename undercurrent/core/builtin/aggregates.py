@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import ClassVar, Protocol
 
 from undercurrent.core.aggregation import Aggregation, Cusum, Each, ExponentialMean, Highest, KOfN, Mean
 from undercurrent.errors import ProbingValueError
@@ -12,15 +12,14 @@ from undercurrent.errors import ProbingValueError
 __all__ = ["Aggregate", "make_aggregate"]
 
 
-class Aggregate(Protocol):
+class Aggregate(ABC):
     """Keeps what it needs of the records so far."""
 
-    is_margin: ClassVar[bool]
-    """Whether the value is a margin, to be turned into a score; else it is held against `limit` as it is."""
-    limit: float | None
-    """Values from here on are flagged, in units of the value; None for margins, whose score meets the threshold."""
-    min_records: int
+    limit: float | None = None
+    """Values from here on are flagged; None where the value is a margin, whose score is held against the threshold."""
+    min_records: int = 1
 
+    @abstractmethod
     def push(self, margin: float, score: float) -> float:
         """Takes one finite record and returns the value after it."""
 
@@ -46,19 +45,12 @@ def make_aggregate(form: Aggregation, threshold: float | None) -> Aggregate:
     return _KOfN(form, threshold)
 
 
-class _Each:
-    is_margin = True
-    limit = None
-    min_records = 1
-
+class _Each(Aggregate):
     def push(self, margin: float, score: float) -> float:
         return margin
 
 
-class _Mean:
-    is_margin = True
-    limit = None
-
+class _Mean(Aggregate):
     def __init__(self, min_records: int) -> None:
         self.min_records = min_records
         self._count = 0
@@ -70,10 +62,7 @@ class _Mean:
         return self._mean
 
 
-class _WindowMean:
-    is_margin = True
-    limit = None
-
+class _WindowMean(Aggregate):
     def __init__(self, window: int, min_records: int) -> None:
         self.min_records = min_records
         self._margins: deque[float] = deque(maxlen=window)
@@ -84,11 +73,7 @@ class _WindowMean:
         return math.fsum(self._margins) / len(self._margins)
 
 
-class _Highest:
-    is_margin = True
-    limit = None
-    min_records = 1
-
+class _Highest(Aggregate):
     def __init__(self) -> None:
         self._highest = -math.inf
 
@@ -97,10 +82,7 @@ class _Highest:
         return self._highest
 
 
-class _ExponentialMean:
-    is_margin = True
-    limit = None
-
+class _ExponentialMean(Aggregate):
     def __init__(self, alpha: float, min_records: int) -> None:
         self.min_records = min_records
         self._alpha = alpha
@@ -111,12 +93,9 @@ class _ExponentialMean:
         return self._mean
 
 
-class _KOfN:
-    is_margin = False
-    min_records = 1
-
+class _KOfN(Aggregate):
     def __init__(self, form: KOfN, threshold: float) -> None:
-        self.limit: float | None = form.k
+        self.limit = form.k
         self._threshold = threshold
         self._hits: deque[bool] = deque(maxlen=form.n)
 
@@ -125,12 +104,9 @@ class _KOfN:
         return sum(self._hits)
 
 
-class _Cusum:
-    is_margin = False
-    min_records = 1
-
+class _Cusum(Aggregate):
     def __init__(self, limit: float, drift: float) -> None:
-        self.limit: float | None = limit
+        self.limit = limit
         self._drift = drift
         self._sum = 0.0
 

@@ -125,7 +125,7 @@ class BuiltinProbe(Probe):
         except ProbingValueError:  # tensors of several shapes: one of them has no business here, and is named
             return [self.on_activation(record) for record in batch]
         layers = batch.layers
-        wrong = np.flatnonzero(layers != self._layer) if self._layer is not None else ()
+        wrong = np.flatnonzero(layers != (layers if self._layer is None else self._layer))
         # A binding has one tensor type, so that the first record speaks for all.
         self._check_layer(int(layers[wrong[0] if len(wrong) else 0]), batch[0].tensor_type if not self._n else None)
         rows = rows.reshape(len(batch), -1)
@@ -227,7 +227,7 @@ class BuiltinProbe(Probe):
         for margin, score, is_finite in zip(margins.tolist(), scores.tolist(), finite, strict=True):
             value = push(margin, score) if is_finite else value
             values.append(value)
-        return self._scorer.link(np.array(values)).tolist() if self._aggregate.is_margin else values
+        return self._scorer.link(np.array(values)).tolist() if self._aggregate.limit is None else values
 
     def _signal(self, value: float, score: float, position: int) -> ProbeSignal | None:
         self._n += 1

@@ -252,7 +252,8 @@ def _erf(values: Array) -> Array:
     size = np.abs(values)
     t = 1 / (1 + np.float32(0.3275911) * size)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    return np.sign(values) * (1 - series * np.exp(-size * size))
+    result: Array = np.sign(values) * (1 - series * np.exp(-size * size))
+    return result
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
