@@ -97,7 +97,7 @@ def test_hundreds_of_live_bindings_take_no_thread_each() -> None:
         before = threading.active_count()
         for request in requests[1:]:
             router.register_request(request, [point], context(request))
-        assert threading.active_count() == before
+        assert threading.active_count() <= before
         for request in requests:
             router.route(make_record(request, "monitor"))
         assert all(router.end_request(request)["monitor"].metadata["coverage"]["complete"] for request in requests)
