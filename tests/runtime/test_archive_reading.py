@@ -164,6 +164,29 @@ def test_another_user_reads_a_folder_without_write_permission(state: str, reques
         shutil.rmtree(place)
 
 
+def may_mount() -> bool:
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=30).returncode == 0
+
+
+@pytest.mark.system
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+@pytest.mark.parametrize("state", ["complete", "abandoned", "published"])
+def test_read_only_media_are_read(state: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if not may_mount():
+        pytest.skip("this root may not mount")
+    root: Path = request.getfixturevalue(state)
+    media = tmp_path / "media"
+    media.mkdir()
+    subprocess.run(["mount", "--bind", root, media], check=True, timeout=30)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", media], check=True, timeout=30)
+        assert len(read_all(media)) >= 16
+        with pytest.raises(ArchiveAccessError, match="cannot be written: Read-only file system"):
+            RunArchive.open(media, MANIFEST, on_exists="overwrite")
+    finally:
+        subprocess.run(["umount", media], check=True, timeout=30)
+
+
 def check_read_only(root: Path) -> None:
     before = fingerprint(root)
     for path in [*root.iterdir(), root]:
