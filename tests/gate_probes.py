@@ -191,3 +191,30 @@ def guard_pid(router: Router, name: str = "guard") -> int:
 
     assert wait_until(is_running)
     return found[0]
+
+
+def load_slowly(seconds: float) -> str:
+    """Stands for a module that takes long to import in the guard."""
+    time.sleep(seconds)
+    return "loaded"
+
+
+class SlowToLoad:
+    """An argument that takes `seconds` to arrive in another process."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_slowly, (self._seconds,)
+
+
+class Loaded(Gate):
+    """Takes an argument."""
+
+    def __init__(self, *, what: object) -> None:
+        super().__init__()
+        self._what = what
+
+
+GATES["loaded"] = ProbeFactory(Loaded)

@@ -106,10 +106,6 @@ class GuardBinding(AsyncBinding):
             return GuardAnswer(reason="worker_died")
         return GuardAnswer(reason="exception", error_type="RingCorruptError", error="the answer cell holds nonsense")
 
-    def note_overdue_start(self) -> None:
-        """Somebody gave up waiting for the probe to start; it may be hung there."""
-        self.lane.note_overdue(self, 0, time.monotonic())
-
     def _await_large(self, ask: Ask) -> tuple[int, int, bytes]:
         with self._large:
             self._large.wait_for(
@@ -168,8 +164,10 @@ class GuardBinding(AsyncBinding):
             BaseException: what the probe's constructor or `on_start` raised (`is_start_answered` is true).
         """
         try:
-            self.wait_started(deadline)
+            self.wait_started(min(deadline, time.monotonic() + self.plan.probe_timeout_s))
         except WorkerError:
-            if not self.is_start_answered and not self.is_finished:
-                self.note_overdue_start()
-            raise
+            if self.is_start_answered or self.is_finished:
+                raise
+            # A constructor or `on_start` that hangs keeps every request of the point from its guard.
+            self.lane.note_overdue(self, 0, time.monotonic() - self.plan.probe_timeout_s)
+            self.wait_started(deadline)

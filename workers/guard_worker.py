@@ -17,7 +17,7 @@ from undercurrent.workers import frames
 from undercurrent.workers import messages as m
 from undercurrent.workers.answers import ELSEWHERE, ERROR, encode_answer, encode_error
 from undercurrent.workers.nursery_frames import SpawnOrder
-from undercurrent.workers.plans import USER_ACTIVATIONS, USER_LATENCY_NS
+from undercurrent.workers.plans import LOADING, USER_ACTIVATIONS, USER_LATENCY_NS
 from undercurrent.workers.process import serve
 from undercurrent.workers.serving import ServedBinding
 from undercurrent.workers.tensors import load_torch
@@ -91,10 +91,16 @@ class GuardWorker(Worker):
         super().run()
 
     def _take_frame(self, frame: m.ToWorker) -> None:
+        if not isinstance(frame, (m.LoadTorch, m.LoadPoint)):
+            super()._take_frame(frame)
+            return
+        # Imports take seconds, in which records wait: the engine must not take that for a guard that is stuck.
+        self._lane.set_activity(LOADING)
         if isinstance(frame, m.LoadTorch):
             load_torch()
         else:
             super()._take_frame(frame)
+        self._lane.set_activity(0)
 
 
 def run(order: SpawnOrder, fds: Sequence[int]) -> None:

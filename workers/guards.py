@@ -12,7 +12,7 @@ from undercurrent.ipc import MemoryBudget
 from undercurrent.workers import messages as m
 from undercurrent.workers.guard_binding import GuardBinding
 from undercurrent.workers.lane import Lane
-from undercurrent.workers.plans import BindingPlan
+from undercurrent.workers.plans import LOADING, BindingPlan
 
 if TYPE_CHECKING:
     from undercurrent.workers.loop import Loop
@@ -21,8 +21,9 @@ __all__ = ["GUARD_COUNT_MAX", "GuardLane", "Guards"]
 
 GUARD_COUNT_MAX = 64
 _LOOK_S = 0.05
-_STILL_LOOKS = 2
+_STILL_LOOKS = 4
 """A guard in which no probe runs and that answers nobody between so many looks is stopped or stuck."""
+_LOADING_S_MAX = 120.0
 
 
 class GuardLane(Lane):
@@ -115,7 +116,8 @@ class _Watch:
         generation, since_ns = lane.memory.activity()
         if generation:
             running = lane.bindings.get(generation, self._binding)
-            left_s = since_ns / 1e9 + running.plan.probe_timeout_s - time.monotonic()
+            longest_s = _LOADING_S_MAX if generation == LOADING else running.plan.probe_timeout_s
+            left_s = since_ns / 1e9 + longest_s - time.monotonic()
             if left_s > 0:
                 self._look_again(left_s)
             else:

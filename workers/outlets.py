@@ -13,7 +13,7 @@ from typing import Any
 
 from undercurrent.core import ProbeResult, ProbeSignal
 from undercurrent.errors import ValuePathError
-from undercurrent.sinks import ResultRecord, SignalRecord
+from undercurrent.sinks import ResultRecord, SignalRecord, takes_record
 from undercurrent.sinks.counting import SinkCounts
 from undercurrent.workers import messages as m
 from undercurrent.workers.channel import Channel, ChannelClosedError
@@ -59,7 +59,7 @@ class Outlets:
         binding.signals += 1
         binding.meter.note_signal(signal)
         for index, sink in enumerate(self._sinks):
-            if hasattr(sink, "write_signal_record"):
+            if takes_record(sink, "signal"):
                 record = SignalRecord(
                     binding.request_id,
                     binding.point.name,
@@ -86,7 +86,7 @@ class Outlets:
     def take_result(self, binding: ServedBinding, result: ProbeResult) -> None:
         """Hands one result to the sinks written here; the engine's sink objects get it with `Finished`."""
         for index, sink in enumerate(self._sinks):
-            if hasattr(sink, "write_result_record"):
+            if takes_record(sink, "result"):
                 record = ResultRecord(binding.request_id, binding.point.name, result, model=binding.model)
                 self._write(index, "write_result_record", record)
             else:

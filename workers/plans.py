@@ -15,6 +15,9 @@ USER_ERRORS = 1
 USER_LATENCY_NS = 2
 USER_SIGNALS = 3
 
+LOADING = (1 << 64) - 1
+"""What a lane's activity names while a guard imports what a probe needs; no binding has this number."""
+
 
 class BindingPlan(msgspec.Struct, frozen=True):
     """Everything the supervisor needs to serve one async point of one request."""

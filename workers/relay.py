@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from undercurrent.core import ProbeSignal
-from undercurrent.sinks import ResultRecord, SignalRecord
+from undercurrent.sinks import ResultRecord, SignalRecord, takes_record
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.frames import decode_value
@@ -100,7 +100,7 @@ class Relay:
             return
         request_id, name = binding.plan.request_id, binding.plan.point.name
         for sink in self._sinks:
-            if hasattr(sink, "write_signal_record"):
+            if takes_record(sink, "signal"):
                 known = (signalled.sequence, signalled.layer, signalled.token_pos, _model_of(binding))
                 self._guarded(sink, sink.write_signal_record, binding, SignalRecord(request_id, name, signal, *known))
             else:
@@ -110,7 +110,7 @@ class Relay:
         request_id, name = binding.plan.request_id, binding.plan.point.name
         try:
             for sink in () if binding.is_abandoned else self._sinks:
-                if hasattr(sink, "write_result_record"):
+                if takes_record(sink, "result"):
                     record = ResultRecord(request_id, name, binding.result(), _model_of(binding))
                     self._guarded(sink, sink.write_result_record, binding, record)
                 else:

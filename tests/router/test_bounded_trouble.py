@@ -8,12 +8,13 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from gate_probes import DYING, GATES, HANGING, TRIGGER, gate_point, guard_pid
+from gate_probes import DYING, GATES, HANGING, TRIGGER, SlowToLoad, gate_point, guard_pid
 from router_points import REGISTRY, context, fresh_id, make_point, make_record, wait_until
 
 from undercurrent.core import ProbeAction, ProbeSignal
@@ -23,6 +24,7 @@ from undercurrent.workers import guards
 
 BOUND_MS = 60
 HUNG_S = 0.3
+SLOW_ARGS = {"what": SlowToLoad(1.5)}
 
 
 @pytest.fixture(name="router", scope="module")
@@ -147,6 +149,42 @@ def test_a_hung_probe_is_its_neighbours_restart_and_not_their_end(router: Router
     assert "neighbour" in results[1].metadata["coverage"]["reasons"]
     assert results[1].metadata["coverage"]["restarts"] == 1
     assert 7 in [position for position, _ in results[1].verdict[1:]]
+
+
+def test_a_guard_that_imports_what_a_probe_needs_is_not_taken_for_stuck(router: Router) -> None:
+    quick = register(router, trouble_point("imports", "sleep"))
+    pid = guard_pid(router, "imports")
+    slow = gate_point("imports", "loaded", timeout_ms=BOUND_MS, probe_timeout_s=HUNG_S, probe_args=SLOW_ARGS)
+    registering = threading.Thread(target=register, args=(router, slow))
+    registering.start()
+    answers: list[Any] = []
+    while registering.is_alive():
+        answers.append(router.route(make_record(quick, "imports", position=1)))
+    registering.join()
+
+    after = route_until_answered(router, quick, "imports")
+
+    assert "timeout" in {answer.metadata.get("reason") for answer in answers}
+    assert after.metadata["pid"] == pid
+    assert router.end_request(quick)["imports"].metadata["coverage"]["restarts"] == 0
+
+
+def test_a_start_that_hangs_costs_the_other_requests_a_restart(router: Router, tmp_path: Path) -> None:
+    point = gate_point("starts", "gate", probe_timeout_s=HUNG_S)
+    other = register(router, point)
+    pid = guard_pid(router, "starts")
+    hung = gate_point("starts", "slow_start", probe_timeout_s=HUNG_S, probe_args={"folder": str(tmp_path)})
+    registering = threading.Thread(target=register, args=(router, hung))
+    registering.start()
+    assert wait_until((tmp_path / "inside").exists)
+
+    assert wait_until(lambda: guard_pid(router, "starts") != pid)
+    (tmp_path / "gate").touch()
+    registering.join()
+    after = route_until_answered(router, other, "starts")
+
+    assert after.metadata["pid"] != pid
+    assert "neighbour" in router.end_request(other)["starts"].metadata["coverage"]["reasons"]
 
 
 def test_on_timeout_continue_lets_the_generation_go_on(router: Router) -> None:
