@@ -73,8 +73,9 @@ def test_file_is_read_once_and_again_when_it_was_replaced(tmp_path: Path, monkey
 def test_names_are_in_the_default_registry_and_can_be_taken_over() -> None:
     assert {"linear", "mlp", "mean_difference", "sae_feature"} <= set(default_registry.list())
     assert default_registry.get("linear").probe_cls is LinearProbe
-    assert default_registry.get("linear", kind="single_shot").probe_cls is SingleShotLinearProbe
-    assert default_registry.get("linear", kind="single_shot") is default_registry.get("linear", kind="single_shot")
+    single_shot = default_registry.of_kind(default_registry.get("linear"), "single_shot")
+    assert single_shot.probe_cls is SingleShotLinearProbe
+    assert default_registry.of_kind(default_registry.get("linear"), "single_shot") is single_shot
     assert "linear" not in ProbeRegistry(load_entry_points=False)
 
     class Mine(Probe):
@@ -87,7 +88,7 @@ def test_names_are_in_the_default_registry_and_can_be_taken_over() -> None:
     registry = ProbeRegistry()
     registry._offer({"linear": "undercurrent.core.builtin:LinearProbe"})
     assert registry.register("linear", Mine).probe_cls is Mine
-    assert registry.get("linear", kind="trajectory").probe_cls is Mine
+    assert registry.of_kind(registry.get("linear"), "trajectory").probe_cls is Mine
 
 
 def point(path: Path, **fields: Any) -> Any:
@@ -106,7 +107,9 @@ def test_saved_probe_runs_at_every_kind_of_point(kind: str, mode: str, form: str
     save_probe(tmp_path / "p.safetensors", make_line(threshold=0.7))
     points = point(tmp_path / "p.safetensors", probe_kind=kind, execution_mode=mode, position="generated[*]")
     rows = tokens(1.0, -1.0, 0.5, 2.0)
-    with Router(default_overflow_policy="block") as router:
+    # In a thread the ring is the same, and no second process takes seconds to import torch.
+    worker_mode = "thread" if form == "bfloat16" else "process"
+    with Router(default_overflow_policy="block", worker_mode=worker_mode) as router:
         router.register_request("req-1", points, RequestContext("req-1", {"model": "small-model"}, None))
         for position, row in enumerate(rows):
             tensor = torch.tensor(row, dtype=torch.bfloat16) if form == "bfloat16" else row
@@ -125,7 +128,7 @@ def test_trajectory_aggregate_at_a_single_shot_point_is_refused(tmp_path: Path) 
     points = point(tmp_path, probe_kind="single_shot", probe_args=args)
     with Router() as router, pytest.raises(ProbingValueError, match="a 'single_shot' point judges each record"):
         router.register_request("req-1", points, RequestContext("req-1", {}, None))
-    saved_only = default_registry.get("linear", kind="single_shot").spawn("r", "p", file=args["file"])
+    saved_only = SingleShotLinearProbe.spawn("r", "p", file=args["file"])
     actions = [signal.action for signal in saved_only.on_activations(batch_of(tokens(3, -3)))]
     assert actions == [ProbeAction.FLAG, ProbeAction.CONTINUE]
 

@@ -90,8 +90,8 @@ class ProbeRegistry:
             self._factories.pop(name, None)
             self._from_plugin.discard(name)
 
-    def get(self, name: str, *, kind: ProbeKind | str | None = None) -> ProbeFactory:
-        """The factory registered under `name`; with `kind`, the one whose class serves points of it, if there is one.
+    def get(self, name: str) -> ProbeFactory:
+        """The factory registered under `name`.
 
         Raises:
             ProbeNotFoundError: nothing has that name; the error lists what is known and what is near.
@@ -106,7 +106,7 @@ class ProbeRegistry:
                 factory = self._factories.get(name)
         if factory is None:
             raise ProbeNotFoundError(name, self._known())
-        return factory if kind is None else self._of_kind(factory, kind)
+        return factory
 
     def list(self) -> builtins.list[str]:
         """All names in alphabetical order; imports every plugin, and leaves out those that cannot be used."""
@@ -149,7 +149,8 @@ class ProbeRegistry:
             self._from_plugin.discard(name)
         return factory
 
-    def _of_kind(self, factory: ProbeFactory, kind: ProbeKind | str) -> ProbeFactory:
+    def of_kind(self, factory: ProbeFactory, kind: ProbeKind | str) -> ProbeFactory:
+        """`factory`, or the one whose class serves points of `kind` in its place; see `Probe.of_kind`."""
         probe_cls = factory.probe_cls.of_kind(kind)
         if probe_cls is factory.probe_cls:
             return factory

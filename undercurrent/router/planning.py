@@ -207,7 +207,7 @@ def worker_plans(plans: Iterable[Plan]) -> list[BindingPlan]:
 
 def _resolve_factory(point: ExtractionPoint, registry: ProbeRegistry) -> ProbeFactory:
     try:
-        return registry.get(point.probe_type, kind=point.probe_kind)
+        return registry.of_kind(registry.get(point.probe_type), point.probe_kind)
     except ProbeNotFoundError as error:
         raise RouterError(f"extraction point {point.name!r}: {error}") from error
 
