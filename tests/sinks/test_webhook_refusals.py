@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sink_lines import records_of
 from source_tree import ROOT
 from webhook_server import Reply, closed_port, ids, reasons, serving, write
 
@@ -230,3 +231,10 @@ def test_a_dead_letter_that_cannot_be_written_is_counted_as_lost(
     assert sink.counts == WebhookCounts(accepted=2, delivered=1, lost=1)
     assert "a dead letter is lost" in caplog.text
     assert "0.75" not in caplog.text
+
+
+def test_a_record_of_which_redaction_left_nothing_is_still_a_dead_letter(letters: Path) -> None:
+    sink = WebhookLogSink("https://example.com", dead_letter_path=letters, redact=lambda record: {})
+    sink.close()
+    write(sink, 1)
+    assert records_of(letters) == [{"dead_letter": {"reason": "closed", "attempts": 0}}]

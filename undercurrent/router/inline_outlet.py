@@ -8,10 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from undercurrent.core import ProbeAction, ProbeResult, ProbeSignal
-from undercurrent.sinks import ResultRecord, SignalRecord
+from undercurrent.sinks import ResultRecord, SignalRecord, takes_record
 from undercurrent.workers.measures import Measures
 
 if TYPE_CHECKING:
@@ -132,10 +132,9 @@ def _write(sink: LogSinkLike, entry: Entry) -> None:
     """Gives `entry` to `sink`, whole where the sink takes it whole."""
     if isinstance(entry, _Notice):
         entry = entry.record
-    kind = "signal" if isinstance(entry, SignalRecord) else "result"
-    write_record = getattr(sink, f"write_{kind}_record", None)
-    if write_record is not None:
-        write_record(entry)
+    kind: Literal["signal", "result"] = "signal" if isinstance(entry, SignalRecord) else "result"
+    if takes_record(sink, kind):
+        getattr(sink, f"write_{kind}_record")(entry)
     elif isinstance(entry, SignalRecord):
         sink.write_signal(entry.request_id, entry.extraction_point_name, entry.signal)
     else:

@@ -10,7 +10,7 @@ from undercurrent.sinks.jsonable import to_jsonable
 from undercurrent.sinks.line_file import FileSinkError, FileSinkNotFoundError
 from undercurrent.sinks.records import SCHEMA_VERSION, ResultRecord, SignalRecord
 from undercurrent.sinks.redaction import DEFAULT_PROMPT_TEXT_KEYS, RedactFn, chain, drop_keys, redact_keys
-from undercurrent.sinks.sink import LogSink, wire_router
+from undercurrent.sinks.sink import LogSink, takes_record, wire_router
 from undercurrent.sinks.webhook_outbox import WebhookCounts
 from undercurrent.sinks.webhook_sink import WebhookLogSink
 
@@ -29,6 +29,7 @@ __all__ = [
     "chain",
     "drop_keys",
     "redact_keys",
+    "takes_record",
     "to_jsonable",
     "wire_router",
 ]

@@ -39,13 +39,15 @@ class DeadLetterFile:
         self._file = LineFile(str(self.path))
 
     def write(self, record: bytes, *, reason: str, attempts: int) -> None:
-        """Appends a JSON object of one line, with `{"dead_letter": {"reason": …, "attempts": …}}` as its last key.
+        """Appends a JSON object, which comes without a newline, with `"dead_letter": {"reason": …, "attempts": …}` last.
 
         Raises:
             FileSinkError: it is not in the file.
         """
         why = msgspec.json.encode({"reason": reason, "attempts": attempts})
-        line = record.rstrip()[:-1] + b',"dead_letter":' + why + b"}\n"
+        # A redaction may have left nothing of a record.
+        comma = b"" if record == b"{}" else b","
+        line = record[:-1] + comma + b'"dead_letter":' + why + b"}\n"
         with self._lock:
             if self._is_default:
                 self._make_folder()

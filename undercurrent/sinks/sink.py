@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from functools import lru_cache
+from typing import Any, Literal, Self
 
 from undercurrent.core import ProbeResult, ProbeSignal
 from undercurrent.errors import ProbingTypeError
 from undercurrent.sinks.jsonable import to_jsonable
 from undercurrent.sinks.redaction import RedactFn
 
-__all__ = ["LogSink", "wire_router"]
+__all__ = ["LogSink", "takes_record", "wire_router"]
 
 _logger = logging.getLogger("undercurrent.sinks.sink")
 
@@ -78,6 +79,25 @@ class LogSink(ABC):
             )
             return None
         return redacted
+
+
+def takes_record(sink: object, kind: Literal["signal", "result"]) -> bool:
+    """Whether `sink` is to be given whole records of this kind.
+
+    It has `write_<kind>_record`, and no class below the one that brings it has a `write_<kind>` of its own: whoever
+    overrides `write_signal` of a built-in sink means to see every signal.
+    """
+    return _takes_record(type(sink), kind)
+
+
+@lru_cache(maxsize=256)
+def _takes_record(cls: type, kind: str) -> bool:
+    for base in cls.__mro__:
+        if f"write_{kind}_record" in vars(base):
+            return True
+        if f"write_{kind}" in vars(base):
+            return False
+    return False
 
 
 def wire_router(router: Any, sink: Any) -> None:
