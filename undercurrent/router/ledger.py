@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, TypeGuard
 
@@ -33,6 +34,9 @@ _COUNTERS: Final = (
 _SEEN_PLACES: Final = tuple(_COUNTERS.index(name) for name in ("routed", "consumed", "seen"))
 _ERRORS_PLACE: Final = _COUNTERS.index("errors")
 _POINTS_REMEMBERED_MAX: Final = 1024
+# Whoever reads holds the interpreter's lock; a pause after so many bindings lets the engine's thread in.
+_READ_PER_PAUSE: Final = 64
+_PAUSE_S: Final = 0.0001
 _SAMPLED_ONLY: Final = [CoverageReason.SAMPLED.value]
 
 
@@ -220,7 +224,9 @@ class Ledger:
             accounts = list(self._accounts.values())
         # Without the lock, as thousands of bindings take milliseconds to read. One that settles meanwhile is not in the
         # sums of above, and its counters stay readable.
-        for entry in unsettled:
+        for number, entry in enumerate(unsettled, start=1):
+            if number % _READ_PER_PAUSE == 0:
+                time.sleep(_PAUSE_S)
             statistics = entry.binding.statistics()
             found = sums[entry.account.key]
             found.add(_counts_of(statistics, is_over=False), entry.before)
