@@ -19,9 +19,10 @@ import pytest
 from command_lines import COMMAND, SPEC, call
 
 from undercurrent.cli.prompts import read_prompts
-from undercurrent.cli.run_views import PlainView, choose_view
-from undercurrent.core import unregister_probe
+from undercurrent.cli.run_views import PlainView
+from undercurrent.core import ProbeAction, ProbeResult, ProbeSignal, unregister_probe
 from undercurrent.errors import ProbeNotFoundError
+from undercurrent.model import GenerationOutput, SignalEvent
 
 RUN = ("run", "probes.yaml", "--model", "tiny", "--import", "my_probes.py", "--prompt", "The river")
 
@@ -228,8 +229,22 @@ def test_ctrl_c_ends_the_generation_and_every_process(folder: Path) -> None:
     assert not alive
 
 
+def test_probe_that_flags_every_token_is_not_said_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView()
+    view.begin(0, "x")
+    for _ in range(10):
+        view.show(SignalEvent("monitor", ProbeSignal(ProbeAction.FLAG, {"score": 0.9})))
+    view.show(SignalEvent("monitor", ProbeSignal(ProbeAction.CONTINUE, {"score": 0.1})))
+    coverage = {"seen": 11, "routed": 12, "complete": False, "reasons": ["dropped"]}
+    result = ProbeResult("r", "monitor", {"ratio": 0.51239, "ok": True}, metadata={"coverage": coverage})
+    view.end(GenerationOutput("", "x", "r"), {"monitor": result})
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        *["flag by monitor, score 0.9"] * 3,
+        "monitor: ratio 0.5124, ok yes (11 of 12 records, incomplete: dropped); 7 more signals like these",
+    ]
+
+
 def test_control_characters_of_a_model_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    view = choose_view([], as_json=False)  # type: ignore[arg-type]
-    assert isinstance(view, PlainView)
+    view = PlainView()
     view.begin(0, "a\x1b[2Jb")
     assert capsys.readouterr().err == "prompt 1: a\ufffd[2Jb\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["RunView", "choose_view"]
 
 _REFRESHES_PER_S = 8
+# Flags and aborts of a point that are said one by one; a probe may flag every token.
+_SAID_MAX = 3
 _PROMPT_WIDTH = 60
 _VERDICT_WIDTH = 160
 # Lines of a terminal that the table and its surroundings need beside the text.
@@ -110,17 +113,24 @@ class JsonView(_View):
 class PlainView(_View):
     """The text on standard output as it comes; what needs attention, and the verdicts, on standard error."""
 
+    def __init__(self) -> None:
+        self._said: Counter[str] = Counter()
+
     def begin(self, index: int, prompt: str) -> None:
         """Says which prompt it is."""
+        self._said.clear()
         say(f"prompt {index + 1}: {_cut(prompt)}")
 
     def show(self, event: TokenEvent | SignalEvent | GenerationOutput) -> None:
-        """Writes a token's text, and a line for each signal that is more than a score."""
+        """Writes a token's text, and a line for the first signals of a point that are more than a score."""
         from undercurrent.model import SignalEvent, TokenEvent
 
         if isinstance(event, TokenEvent):
             click.echo(event.text, nl=False)
         elif isinstance(event, SignalEvent) and event.signal.action != "continue":
+            self._said[event.point] += 1
+            if self._said[event.point] > _SAID_MAX:
+                return
             say(f"{_action(event.signal)} by {event.point}{_scored(event.signal)}")
 
     def end(self, output: GenerationOutput, results: Mapping[str, ProbeResult]) -> None:
@@ -129,7 +139,8 @@ class PlainView(_View):
         if output.aborted:
             say(f"stopped: {output.abort_reason}")
         for name, result in results.items():
-            say(f"{name}: {_verdict(result)}")
+            more = self._said[name] - _SAID_MAX
+            say(f"{name}: {_verdict(result)}{f'; {more} more signals like these' if more > 0 else ''}")
 
 
 @dataclass(slots=True)
