@@ -80,9 +80,7 @@ class HFCoalitions:
         self._engine = engine
         self._generation = generation
         self._points = tuple(points)
-        self._router: RowRouter | None = router
-        if router is not None and stops_when_fired:
-            self._router = _StoppingRouter(router, frozenset(stops_when_fired))
+        self._router = None if router is None else _WatchedRouter(router, frozenset(stops_when_fired))
         self._reuses_prefixes = reuses_prefixes
         self._states = PrefixCacheManager(prefix_entries)
         self._answer: str | None = None
@@ -218,7 +216,24 @@ class HFCoalitions:
             self._running = ()
             for request_id in request_ids:
                 self._engine.unregister_extraction(request_id)
-        return [_record_of(generation) for generation in generations]
+        return [self._record_of(generation) for generation in generations]
+
+    def _record_of(self, generation: Generation) -> GenerationRecord:
+        if generation.error is not None:
+            raise generation.error
+        values: dict[str, ProbeValue] = {}
+        for name, result in generation.results.items():
+            coverage = result.metadata.get("coverage", {})
+            if not coverage.get("complete", True):
+                raise ProbingRuntimeError(
+                    f"the verdict of point {name!r} does not rest on every record ({', '.join(coverage['reasons'])}); "
+                    "give the point `overflow_policy: block`, or make it inline"
+                )
+            assert self._router is not None
+            scores = self._router.take_scores(generation.request_id, name) or _scores_in(result, coverage.get("seen"))
+            values[name] = ProbeValue(measure_verdict(result), scores)
+            values[f"{name}{FIRED_SUFFIX}"] = ProbeValue(float(_has_fired(result)))
+        return GenerationRecord(generation.text, None, values or None)
 
     @torch.inference_mode()
     def _score(self, prompt: list[int], answer: str) -> GenerationRecord:
@@ -262,21 +277,10 @@ def _arguments_of(generation: GenerationConfig) -> dict[str, Any]:
     return arguments
 
 
-def _record_of(generation: Generation) -> GenerationRecord:
-    if generation.error is not None:
-        raise generation.error
-    values: dict[str, ProbeValue] = {}
-    for name, result in generation.results.items():
-        coverage = result.metadata.get("coverage", {})
-        if not coverage.get("complete", True):
-            raise ProbingRuntimeError(
-                f"the verdict of point {name!r} does not rest on every record ({', '.join(coverage['reasons'])}); give "
-                "the point `overflow_policy: block`, or make it inline"
-            )
-        scores = tuple(float(signal.confidence) for signal in result.signal_history if signal.confidence is not None)
-        values[name] = ProbeValue(measure_verdict(result), scores)
-        values[f"{name}{FIRED_SUFFIX}"] = ProbeValue(float(_has_fired(result)))
-    return GenerationRecord(generation.text, None, values or None)
+def _scores_in(result: ProbeResult, seen: object) -> tuple[float, ...]:
+    """The scores of an async point, where its probe keeps the signal of every record."""
+    scores = [signal.confidence for signal in result.signal_history if signal.confidence is not None]
+    return tuple(map(float, scores)) if len(scores) == seen else ()
 
 
 def measure_verdict(result: ProbeResult) -> float:
@@ -325,22 +329,33 @@ class _NoRouter:
         return {}
 
 
-class _StoppingRouter:
-    """A router whose flags of some points end the generation."""
+class _WatchedRouter:
+    """A router that keeps the scores of inline points, and whose flags of some points end the generation."""
 
-    def __init__(self, router: RowRouter, names: frozenset[str]) -> None:
+    def __init__(self, router: RowRouter, stops: frozenset[str]) -> None:
         self._router = router
-        self._names = names
+        self._stops = stops
+        self._scores: dict[tuple[str, str], list[float]] = {}
         self.register_request = router.register_request
         self.step = router.step
         self.end_request = router.end_request
 
     def route_rows(self, rows: Any, layer: int, tensor_type: Any, entries: list[RowEntry]) -> list[ProbeSignal | None]:
-        """Routes the rows; a flag comes back as an abort."""
+        """Routes the rows; a flag of a point that stops comes back as an abort."""
         signals = self._router.route_rows(rows, layer, tensor_type, entries)
         return [
-            replace(signal, action=ProbeAction.ABORT)
-            if signal is not None and signal.action == ProbeAction.FLAG and entry.extraction_point_name in self._names
-            else signal
+            None if signal is None else self._watch(signal, entry)
             for entry, signal in zip(entries, signals, strict=True)
         ]
+
+    def take_scores(self, request_id: str, point_name: str) -> tuple[float, ...]:
+        """The scores of an ended request in the order of its records; they are forgotten here."""
+        return tuple(self._scores.pop((request_id, point_name), ()))
+
+    def _watch(self, signal: ProbeSignal, entry: RowEntry) -> ProbeSignal:
+        if signal.confidence is not None:
+            scores = self._scores.setdefault((entry.request_id, entry.extraction_point_name), [])
+            scores.append(float(signal.confidence))
+        if signal.action == ProbeAction.FLAG and entry.extraction_point_name in self._stops:
+            return replace(signal, action=ProbeAction.ABORT)
+        return signal
