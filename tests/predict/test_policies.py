@@ -191,17 +191,21 @@ def test_hook_with_a_deadline_sees_the_callers_contextvars() -> None:
     assert seen == ["someone"]
 
 
+def _call(method: Callable[[], object], argument: None) -> None:
+    method()
+
+
 def test_hung_hooks_keep_a_bounded_number_of_threads() -> None:
     pool = HookPool(thread_count_max=2)
     may_go = threading.Event()
     for _ in range(4):
         with pytest.raises(HookTimeoutError):
-            pool.run(lambda: may_go.wait(30), 0.02, "hung")
+            pool.run(_call, lambda: may_go.wait(30), None, 0.02, "hung")
     assert pool.thread_count == 2
     with pytest.raises(HookTimeoutError, match="all 2 threads were busy"):
-        pool.run(lambda: None, 0.02, "starved")
+        pool.run(_call, lambda: None, None, 0.02, "starved")
     may_go.set()
-    assert pool.run(lambda: None, 30.0, "served again") is None
+    assert pool.run(_call, lambda: None, None, 30.0, "served again") is None
     assert pool.thread_count <= 2
 
 

@@ -15,7 +15,7 @@ from undercurrent.predict.errors import PredictRuntimeError, PredictTypeError, P
 from undercurrent.predict.handover import only
 from undercurrent.predict.hooks import HookRegistry, Hooks, Listeners
 from undercurrent.predict.life import correlated, live
-from undercurrent.predict.questions import parse_questions
+from undercurrent.predict.questions import STATE_TYPES, parse_questions
 
 __all__ = ["Agent"]
 
@@ -139,8 +139,11 @@ class Agent(HookRegistry):
 
         if CORRELATION.get() is not None:
             return live(chain, ctx, answer, threshold)
-        with correlated(ctx.correlation_id):
+        token = CORRELATION.set(ctx.correlation_id)
+        try:
             return live(chain, ctx, answer, threshold)
+        finally:
+            CORRELATION.reset(token)
 
     def system_one(self, state: Any, questions: dict[str, Any], lang: str | None = None, **arguments: Any) -> Any:
         """Answers questions about one state: `predict_batch([state], ...)[0]`, with the same arguments."""
@@ -219,7 +222,8 @@ class Agent(HookRegistry):
         self, ctx: PredictContext, batch_size: int | None, lang: str | None, *, sort_by_length: bool
     ) -> list[dict[str, Any]]:
         """Checks what the start hooks have left, and runs the model over it."""
-        checkpoint, model_id = self.checkpoint, self.checkpoint.model_id
+        checkpoint = self.checkpoint
+        model_id = checkpoint.model_id
         states = _checked_states(ctx.states)
         questions = parse_questions(ctx.questions)
         if not states:
@@ -278,12 +282,12 @@ _NO_OPTIONS = CallOptions()
 
 
 def _checked_states(states: object) -> Sequence[Any]:
-    if not isinstance(states, list | tuple):
+    if not isinstance(states, (list, tuple)):
         raise PredictTypeError(
             f"`states` must be a list of states, got {type(states).__name__}; for one state call predict()"
         )
     for index, state in enumerate(states):
-        if not isinstance(state, str | dict | list):
+        if not isinstance(state, STATE_TYPES):
             raise PredictTypeError(
                 f"states[{index}] must be a text, a dict or a list of turns, got {type(state).__name__}"
             )

@@ -53,8 +53,9 @@ def make_answer(question: Question, scores: Scores) -> dict[str, Any]:
     Raises:
         PredictRuntimeError: there is not one finite probability per option.
     """
-    probabilities = [float(probability) for probability in scores.probabilities]
-    if len(probabilities) != len(question.keys) or not all(map(math.isfinite, probabilities)):
+    probabilities = list(map(float, scores.probabilities))
+    # The sum of probabilities is finite exactly where all of them are.
+    if len(probabilities) != len(question.keys) or not math.isfinite(sum(probabilities)):
         raise PredictRuntimeError(
             f"question {question.id!r} has {len(question.keys)} options, the checkpoint gave the probabilities"
             f" {probabilities!r}; one finite number per option is expected"
@@ -68,7 +69,7 @@ def make_answer(question: Question, scores: Scores) -> dict[str, Any]:
             "confidence": round(max(probabilities[1], 1.0 - probabilities[1]), _DIGITS),
         }
     else:
-        by_key = {key: round(value, _DIGITS) for key, value in zip(question.keys, probabilities, strict=True)}
+        by_key = dict(zip(question.keys, [round(value, _DIGITS) for value in probabilities], strict=True))
         if question.type == "choice":
             answer = {"type": "choice", "choice": question.keys[probabilities.index(best)]}
         else:
@@ -88,7 +89,10 @@ def _concentration(probabilities: Sequence[float]) -> float:
     count = len(probabilities)
     if count < 2:
         return 1.0
-    entropy = -sum(value * math.log(value) for value in probabilities if value > 0.0)
+    entropy = 0.0
+    for value in probabilities:
+        if value > 0.0:
+            entropy -= value * math.log(value)
     return min(1.0, max(0.0, 1.0 - entropy / math.log(count)))
 
 

@@ -13,7 +13,7 @@ from undercurrent.predict.errors import BatchFailure, PredictRuntimeError, Predi
 from undercurrent.predict.handover import add_routing, arguments_of, lang_of
 from undercurrent.predict.life import end, end_failed, settle, start
 from undercurrent.predict.order import END
-from undercurrent.predict.questions import schema_key
+from undercurrent.predict.questions import STATE_TYPES, schema_key
 from undercurrent.predict.residency import Resident
 from undercurrent.predict.routing import model_of
 
@@ -42,12 +42,12 @@ def checked_requests(requests: object) -> Sequence[Mapping[str, Any]]:
 
 
 def _check_request(index: int, request: object) -> None:
-    if not isinstance(request, Mapping):
+    if type(request) is not dict and not isinstance(request, Mapping):
         raise PredictTypeError(f"requests[{index}] must be a dict, got {type(request).__name__}")
     for key in ("state", "questions"):
         if key not in request:
             raise PredictValueError(f"requests[{index}] has no {key!r}")
-    if not isinstance(request["state"], str | dict | list):
+    if not isinstance(request["state"], STATE_TYPES):
         raise PredictTypeError(
             f"requests[{index}]: `state` must be a text, a dict or a list of turns, got"
             f" {type(request['state']).__name__}"

@@ -136,19 +136,11 @@ def note_failure(first: BaseException, name: str, later: BaseException) -> None:
 
 def _call(call: HookCall, ctx: PredictContext, deadline_s: float | None) -> None:
     if deadline_s is None:
-        outcome = call.method(ctx)
-        if outcome is not None:
-            _finish(outcome)
+        _invoke(call.method, ctx)
         return
     draft = Draft(ctx)
-
-    def work() -> None:
-        outcome = call.method(draft)
-        if outcome is not None:
-            _finish(outcome)
-
     try:
-        failure = POOL.run(work, deadline_s, call.name)
+        failure = POOL.run(_invoke, call.method, draft, deadline_s, call.name)
     except BaseException:
         draft.revoke()
         raise
@@ -156,6 +148,12 @@ def _call(call: HookCall, ctx: PredictContext, deadline_s: float | None) -> None
     draft.commit()
     if failure is not None:
         raise failure
+
+
+def _invoke(method: Callable[[PredictContext], object], ctx: PredictContext) -> None:
+    outcome = method(ctx)
+    if outcome is not None:
+        _finish(outcome)
 
 
 def _finish(outcome: object) -> None:

@@ -157,8 +157,7 @@ class Draft(PredictContext):
     def __init__(self, origin: PredictContext) -> None:
         own = self.__dict__
         own.update(origin.__dict__)
-        for name in self._COPIED:
-            del own[name]
+        del own["states"], own["questions"], own["results"], own["decision"], own["usage"]
         own["_origin"] = origin
 
     def __getattr__(self, name: str) -> Any:
@@ -177,9 +176,10 @@ class Draft(PredictContext):
 
     def commit(self) -> None:
         """Makes what the hook did the context's; called on the call's thread, once the hook has returned."""
-        origin = self.__dict__.pop("_origin")
-        self.__dict__["_origin"] = None
-        origin.__dict__.update((name, value) for name, value in self.__dict__.items() if name != "_origin")
+        own = self.__dict__
+        origin = own.pop("_origin")
+        origin.__dict__.update(own)
+        own["_origin"] = None
 
     def revoke(self) -> None:
         """Cuts the hook off from the context."""

@@ -9,7 +9,7 @@ from undercurrent.predict.answers import aggregate_usage
 from undercurrent.predict.checkpoint import CallOptions, Checkpoint, LongCheckpoint, StateWindow
 from undercurrent.predict.context import PredictContext
 from undercurrent.predict.errors import PredictRuntimeError, PredictTypeError, PredictValueError
-from undercurrent.predict.questions import parse_questions
+from undercurrent.predict.questions import STATE_TYPES, parse_questions
 
 __all__ = ["joined", "windows_of"]
 
@@ -24,7 +24,7 @@ def windows_of(
     options: CallOptions,
 ) -> Sequence[StateWindow]:
     """Cuts a state; one window means that it is read whole."""
-    if not isinstance(state, str | dict | list):
+    if not isinstance(state, STATE_TYPES):
         raise PredictTypeError(f"`state` must be a text, a dict or a list of turns, got {type(state).__name__}")
     if aggregate != "auto":
         raise PredictValueError(f"`aggregate` must be 'auto', got {aggregate!r}")

@@ -1,4 +1,4 @@
-"""Threads on which hooks with a deadline run: a bounded number, started when needed, ended when idle."""
+"""Threads on which hooks with a deadline run: a bounded number, started when needed and kept."""
 
 from __future__ import annotations
 
@@ -7,27 +7,19 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from undercurrent.predict.errors import HookTimeoutError
 
 __all__ = ["POOL", "HookPool"]
 
 THREAD_COUNT_MAX = 32
-IDLE_S = 5.0
-"""How long a thread waits for work before it ends."""
 
+MethodT = TypeVar("MethodT")
+ArgumentT = TypeVar("ArgumentT")
 
-class _Job:
-    """One hook call, on its way to a thread and back."""
-
-    __slots__ = ("context", "done", "error", "work")
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self.work = work
-        self.context = contextvars.copy_context()
-        self.error: BaseException | None = None
-        self.done = threading.Lock()
-        self.done.acquire()
+_Job = tuple[threading.Lock, list[BaseException], contextvars.Context, Callable[[Any, Any], None], Any, Any]
+"""What ends the wait, what was raised, and the call: contextvars, function, and its two arguments."""
 
 
 class _Seat:
@@ -64,15 +56,26 @@ class HookPool:
         """Threads that live now."""
         return self._thread_count
 
-    def run(self, work: Callable[[], object], deadline_s: float, name: str) -> BaseException | None:
-        """Calls `work` on a thread, in a copy of this thread's contextvars, and returns what it raised, or None.
+    def run(
+        self,
+        work: Callable[[MethodT, ArgumentT], None],
+        method: MethodT,
+        argument: ArgumentT,
+        deadline_s: float,
+        name: str,
+    ) -> BaseException | None:
+        """Calls `work(method, argument)` on a thread, in a copy of this thread's contextvars, and returns what it
+        raised, or None.
 
         Whatever this method raises itself means that `work` may still run.
 
         Raises:
             HookTimeoutError: no thread became free, or `work` did not return, within `deadline_s`.
         """
-        job = _Job(work)
+        done = threading.Lock()
+        done.acquire()
+        raised: list[BaseException] = []
+        job: _Job = (done, raised, contextvars.copy_context(), work, method, argument)
         left_s = deadline_s
         try:
             seat = self._idle.pop()
@@ -88,9 +91,9 @@ class HookPool:
             left_s = max(0.0, started_at + deadline_s - time.monotonic())
         seat.job = job
         seat.wake.release()
-        if not job.done.acquire(timeout=left_s):
+        if not done.acquire(timeout=left_s):
             raise HookTimeoutError(f"hook {name} did not return within its deadline of {deadline_s:g} s")
-        return job.error
+        return raised[0] if raised else None
 
     def _find_seat(self, until: float) -> _Seat | None:
         with self._has_idle:
@@ -119,28 +122,22 @@ class HookPool:
 
     def _serve(self, seat: _Seat) -> None:
         while True:
-            if not seat.wake.acquire(timeout=IDLE_S):
-                try:
-                    self._idle.remove(seat)
-                except ValueError:
-                    seat.wake.acquire()  # A caller has taken the seat just now: its job is on the way.
-                else:
-                    with self._has_idle:
-                        self._thread_count -= 1
-                    return
+            seat.wake.acquire()
             job, seat.job = seat.job, None
             assert job is not None
+            done, raised, context, work, method, argument = job
             try:
-                job.context.run(job.work)
+                context.run(work, method, argument)
             except BaseException as error:
-                job.error = error
+                raised.append(error)
+            # What stays in this frame until the next job would keep a context alive.
+            del job, raised, context, method, argument
             # Idle before done: whoever waits for this hook finds the thread free for its next one.
             self._idle.append(seat)
             if self._waiting_count:
                 with self._has_idle:
                     self._has_idle.notify()
-            job.done.release()
-            del job
+            done.release()
 
 
 POOL = HookPool()

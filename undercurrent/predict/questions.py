@@ -17,7 +17,10 @@ import msgspec
 from undercurrent.errors import did_you_mean, one_of
 from undercurrent.predict.errors import PredictTypeError, PredictValueError
 
-__all__ = ["QUESTION_TYPES", "Question", "parse_questions", "schema_key"]
+__all__ = ["QUESTION_TYPES", "STATE_TYPES", "Question", "parse_questions", "schema_key"]
+
+STATE_TYPES = (str, dict, list)
+"""What a state may be: a text, a document, or a list of turns."""
 
 _KNOWN_COUNT_MAX = 512
 _KNOWN_KEY_BYTES_MAX = 65536
@@ -52,7 +55,7 @@ def parse_questions(questions: object) -> tuple[Question, ...]:
         PredictTypeError: `questions` is no dict.
         PredictValueError: a question cannot be asked; the message names it and what to change.
     """
-    if not isinstance(questions, Mapping):
+    if type(questions) is not dict and not isinstance(questions, Mapping):
         raise PredictTypeError(
             f"`questions` must be a dict of question id to definition, got {type(questions).__name__}"
         )
