@@ -13,7 +13,7 @@ from undercurrent.benchmarks.harness import BenchmarkError, Row, Runner, write_j
 from undercurrent.benchmarks.peer import peer_python
 from undercurrent.benchmarks.report import draw_plot, markdown_table, print_table
 
-QUESTIONS = ("ring", "route", "gil", "throughput", "bindings", "latency", "recovery", "runtime")
+QUESTIONS = ("ring", "route", "gil", "throughput", "bindings", "latency", "recovery", "runtime", "predict")
 
 
 @click.command()
