@@ -104,10 +104,10 @@ def scheduler(jobs=100_000, max_inflight=2, pairs=5):
 
 
 def memory(jobs=100_000):
-    """Growth of the resident set over a run of many jobs, after a small one."""
-    asyncio.run(scheduled(1000, 2))
+    """Growth of the resident set over a run of many jobs with dedup, after a small one."""
+    asyncio.run(scheduled(1000, 2, dedup=runtime.CoalitionDedupRegistry()))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    asyncio.run(scheduled(jobs, 2))
+    asyncio.run(scheduled(jobs, 2, dedup=runtime.CoalitionDedupRegistry()))
     return {"growth_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before}
 
 

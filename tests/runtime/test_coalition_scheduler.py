@@ -150,11 +150,12 @@ def test_a_pending_limit_below_max_inflight_bounds_the_calls_too() -> None:
 
 
 def test_equal_keys_reuse_the_stored_text() -> None:
-    model = CountingModel()
+    model, registry = CountingModel(), CoalitionDedupRegistry()
     jobs = [make_job(number % 10) for number in range(100)]
-    metrics = asyncio.run(scheduler(4, dedup=CoalitionDedupRegistry()).run(jobs, model))
+    metrics = asyncio.run(scheduler(4, dedup=registry).run(jobs, model))
     assert metrics == SchedulerMetrics(requested=100, executed=10, deduplicated=0, cache_hits=90)
     assert len(model.asked) == 10
+    assert len(registry) == 0
 
 
 def test_a_duplicate_in_flight_waits_for_the_first_and_gets_its_row(tmp_path: Path) -> None:

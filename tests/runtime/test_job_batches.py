@@ -66,6 +66,10 @@ def shared_players(jobs: Sequence[CoalitionJob]) -> int:
     return len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
 
 
+def plan(jobs: Sequence[CoalitionJob], size: int) -> list[list[CoalitionJob]]:
+    return [[jobs[index] for index in batch] for batch in plan_batches(jobs, size)]
+
+
 def test_prefix_order_is_the_order_of_players() -> None:
     jobs = sorted(make_jobs(256), key=prefix_order)
     assert [present(job) for job in jobs] == sorted(present(job) for job in make_jobs(256))
@@ -89,7 +93,7 @@ def test_batches_share_the_longest_prefixes_and_are_full() -> None:
 
 def test_a_batch_takes_groups_of_one_hash_whole() -> None:
     jobs = [make_job(number, prefix_hash="aaaaabbbcd"[number]) for number in range(10)]
-    batches = plan_batches(jobs, 4)
+    batches = plan(jobs, 4)
     hashes = ["".join(job.prefix_hash for job in batch) for batch in batches]
     assert sorted("".join(hashes)) == list("aaaaabbbcd")
     assert "aaaa" in hashes
@@ -103,7 +107,7 @@ def test_a_batch_takes_groups_of_one_hash_whole() -> None:
 )
 def test_planning_loses_no_job_and_cuts_no_group_that_fits(rows: list[tuple[int, str, int]], size: int) -> None:
     jobs = [make_job(number, prefix_hash=digest, priority=priority) for number, digest, priority in rows]
-    batches = plan_batches(jobs, size)
+    batches = plan(jobs, size)
     planned = [job for batch in batches for job in batch]
     assert sorted(map(id, planned)) == sorted(map(id, jobs))
     assert all(0 < len(batch) <= size for batch in batches)
@@ -128,6 +132,12 @@ def test_a_plain_function_will_do_and_an_object_is_a_batch_generator() -> None:
     assert run(model.generate_batch, make_jobs(5)).executed == 5
     with pytest.raises(TypeError, match="an object with `generate_batch` was expected, got str"):
         run("model", make_jobs(5))
+
+
+def test_one_job_that_comes_several_times_is_answered_each_time() -> None:
+    model = BatchModel()
+    assert run(model, [make_job(1)] * 3).executed == 3
+    assert [len(batch) for batch in model.batches] == [3]
 
 
 def test_equal_jobs_of_a_batch_are_asked_once_and_each_gets_a_row(tmp_path: Path) -> None:

@@ -19,17 +19,17 @@ StartTask: TypeAlias = Callable[[Coroutine[object, object, None]], asyncio.Task[
 _Outcome: TypeAlias = Answer | BaseException
 
 
-def plan_batches(jobs: Sequence[CoalitionJob], batch_size: int) -> list[list[CoalitionJob]]:
-    """Cuts jobs into batches of up to `batch_size`: the highest priority first, then neighbours in `prefix_order`.
+def plan_batches(jobs: Sequence[CoalitionJob], batch_size: int) -> list[list[int]]:
+    """Cuts jobs into batches of up to `batch_size`, given as indices into `jobs`.
 
-    Jobs of one `prefix_hash` stay together: a batch takes another group only as a whole, and a group is cut only where
-    it alone is larger than a batch.
+    The highest priority comes first, then neighbours in `prefix_order`. Jobs of one `prefix_hash` stay together: a
+    batch takes another group only as a whole, and a group is cut only where it alone is larger than a batch.
     """
-    groups: dict[object, list[CoalitionJob]] = {}
-    for job in sorted(jobs, key=lambda job: (-job.priority, *prefix_order(job))):
-        own = (job.priority, job.prefix_hash) if job.prefix_hash else id(job)
-        groups.setdefault(own, []).append(job)
-    batches: list[list[CoalitionJob]] = [[]]
+    groups: dict[object, list[int]] = {}
+    for index in sorted(range(len(jobs)), key=lambda index: (-jobs[index].priority, *prefix_order(jobs[index]))):
+        job = jobs[index]
+        groups.setdefault((job.priority, job.prefix_hash) if job.prefix_hash else index, []).append(index)
+    batches: list[list[int]] = [[]]
     for group in groups.values():
         for start in range(0, len(group), batch_size):
             part = group[start : start + batch_size]
@@ -53,19 +53,19 @@ class JobBatcher:
         self._batch_size = batch_size
         self._slots = slots
         self._start = start
-        self._waiting: dict[int, tuple[CoalitionJob, asyncio.Future[_Outcome]]] = {}
+        self._waiting: dict[asyncio.Future[_Outcome], CoalitionJob] = {}
         self._is_planned = False
         self._seen_count = 0
 
     async def ask(self, job: CoalitionJob) -> Answer:
         """The answer to one job; raises what its batch raised, or what stood in its place."""
         outcome: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting[id(job)] = (job, outcome)
+        self._waiting[outcome] = job
         self._plan_soon()
         try:
             answer = await outcome
         finally:
-            self._waiting.pop(id(job), None)
+            self._waiting.pop(outcome, None)
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -83,16 +83,19 @@ class JobBatcher:
             return
         self._is_planned = False
         if self._slots.free > 0 and self._waiting:
-            for batch in plan_batches([job for job, _ in self._waiting.values()], self._batch_size):
+            entries = list(self._waiting.items())
+            for batch in plan_batches([job for _, job in entries], self._batch_size):
                 if self._slots.free == 0:
                     break
                 self._slots.free -= 1
-                self._dispatch([self._waiting.pop(id(job)) for job in batch])
+                self._dispatch([entries[index] for index in batch])
         self._seen_count = len(self._waiting)
 
-    def _dispatch(self, entries: list[tuple[CoalitionJob, asyncio.Future[_Outcome]]]) -> None:
-        task = self._start(self._run([job for job, _ in entries], [outcome for _, outcome in entries]))
-        outcomes = [outcome for _, outcome in entries]
+    def _dispatch(self, entries: Sequence[tuple[asyncio.Future[_Outcome], CoalitionJob]]) -> None:
+        outcomes = [outcome for outcome, _ in entries]
+        for outcome in outcomes:
+            del self._waiting[outcome]
+        task = self._start(self._run([job for _, job in entries], outcomes))
 
         def end_when_nobody_waits(_: object) -> None:
             # Every job ran into its deadline: without this the call would keep its slot for as long as it likes.

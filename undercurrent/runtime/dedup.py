@@ -44,7 +44,11 @@ def dedup_enabled(config: _HasMode | str, generation: _HasTemperature | None) ->
 
 
 class CoalitionDedupRegistry:
-    """The keys that were asked for, and the generations in flight. Belongs to one event loop."""
+    """The generations in flight, and the keys that were observed by hand. Belongs to one event loop.
+
+    A run leaves no key behind: whether a text is there is the store's and the archive's to know, and a registry that
+    kept every key would grow with the run.
+    """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -52,21 +56,21 @@ class CoalitionDedupRegistry:
 
     def observe(self, coalition_key: str) -> bool:
         """Notes a key; True where it is new."""
-        if coalition_key in self._seen:
+        if self.contains(coalition_key):
             return False
         self._seen.add(coalition_key)
         return True
 
     def contains(self, coalition_key: str) -> bool:
-        """Tells whether the key was observed, and did not fail."""
-        return coalition_key in self._seen
+        """Tells whether the key is in flight, or was observed and not released."""
+        return coalition_key in self._seen or coalition_key in self._in_flight
 
     def release(self, coalition_key: str) -> None:
-        """Forgets a key whose generation failed: the next job with it is the first one again."""
+        """Forgets an observed key whose generation failed."""
         self._seen.discard(coalition_key)
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._seen | self._in_flight.keys())
 
     def first_in_flight(self, coalition_key: str) -> asyncio.Future[StoredGeneration | None] | None:
         """What an equal job in flight gives: its generation, or None when it fails; None where there is no such job."""
@@ -74,7 +78,6 @@ class CoalitionDedupRegistry:
 
     def start(self, coalition_key: str) -> None:
         """Notes that the caller's job is the first of its key; `finish` or `fail` must follow."""
-        self._seen.add(coalition_key)
         self._in_flight[coalition_key] = asyncio.get_running_loop().create_future()
 
     def finish(self, coalition_key: str, generation: StoredGeneration) -> None:

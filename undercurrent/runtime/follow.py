@@ -19,7 +19,7 @@ __all__ = ["ArchiveFollower", "FollowState"]
 
 POLL_S = 0.05
 ROWS_MAX = 1000
-"""Rows of one look."""
+"""Rows of one look beside a living writer."""
 # A writer that is starting, or folding its journal into the database, can make one look fail.
 _FAILED_LOOKS_MAX = 20
 
@@ -50,7 +50,9 @@ class ArchiveFollower:
         self._failed_looks = 0
 
     def read_new(self) -> list[CoalitionRecord]:
-        """Up to 1,000 rows that were committed since the last look, in order; `state` then says whether more may come.
+        """The rows that were committed since the last look, in order; `state` then says whether more may come.
+
+        Beside a living writer up to 1,000 at a time, else all of them.
 
         Raises:
             ArchiveNotFoundError: there is no archive.
@@ -63,7 +65,7 @@ class ArchiveFollower:
             database = ReadOnlyDatabase(self.root, has_writer=has_writer)
             try:
                 is_complete = database.is_complete
-                records = list(database.rows(after=self.last_id, limit=ROWS_MAX))
+                records = list(database.rows(after=self.last_id, limit=ROWS_MAX if has_writer else -1))
             finally:
                 database.close()
         except (ArchiveNotFoundError, ArchiveCorruptError, ManifestVersionError):
@@ -74,11 +76,10 @@ class ArchiveFollower:
         self._failed_looks = 0
         if records:
             self.last_id = records[-1].record_id
-        if len(records) < ROWS_MAX:
-            if is_complete:
-                self.state = FollowState.COMPLETE
-            else:
-                self.state = FollowState.GROWING if has_writer else FollowState.ABANDONED
+        if has_writer and (len(records) == ROWS_MAX or not is_complete):
+            self.state = FollowState.GROWING
+        else:
+            self.state = FollowState.COMPLETE if is_complete else FollowState.ABANDONED
         return records
 
     def rows(self, *, poll_s: float = POLL_S, timeout_s: float | None = None) -> Iterator[CoalitionRecord]:
@@ -87,7 +88,7 @@ class ArchiveFollower:
         while True:
             records = self.read_new()
             yield from records
-            if self._is_over(records, until_s):
+            if self._is_over(until_s):
                 return
             if not records:
                 time.sleep(poll_s)
@@ -99,12 +100,10 @@ class ArchiveFollower:
             records = await asyncio.to_thread(self.read_new)
             for record in records:
                 yield record
-            if self._is_over(records, until_s):
+            if self._is_over(until_s):
                 return
             if not records:
                 await asyncio.sleep(poll_s)
 
-    def _is_over(self, records: list[CoalitionRecord], until_s: float | None) -> bool:
-        if self.state is not FollowState.GROWING:
-            return len(records) < ROWS_MAX
-        return until_s is not None and time.monotonic() >= until_s
+    def _is_over(self, until_s: float | None) -> bool:
+        return self.state is not FollowState.GROWING or (until_s is not None and time.monotonic() >= until_s)
