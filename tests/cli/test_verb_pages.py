@@ -14,7 +14,6 @@ import pytest
 from command_lines import call
 from source_tree import ROOT
 
-from undercurrent.cli.commands import EXAMPLES as ROOT_EXAMPLES
 from undercurrent.cli.commands import VERBS, undercurrent
 from undercurrent.cli.help_pages import markdown_page
 from undercurrent.cli.verbs import Verb, VerbGroup
@@ -36,7 +35,7 @@ ROOT_CONTEXT = click.Context(
     undercurrent, info_name="undercurrent", terminal_width=120, help_option_names=["-h", "--help"]
 )
 PAGES = dict(pages(ROOT_CONTEXT))
-EXAMPLES = [("undercurrent", line) for line, _ in ROOT_EXAMPLES] + [
+EXAMPLES = [("undercurrent", line) for line, _ in undercurrent.examples] + [
     (path, line) for path, command in PAGES.items() for line, _ in command.examples
 ]
 

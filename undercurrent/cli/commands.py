@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from undercurrent.cli.failures import EXIT_STATUSES, run_guarded
-from undercurrent.cli.verbs import HELP_OPTIONS, refuse_unknown_verb, write_examples
+from undercurrent.cli.verbs import VerbGroup, write_examples
 
 __all__ = ["VERBS", "main", "undercurrent"]
 
@@ -59,7 +59,7 @@ EXAMPLES = (
 )
 
 
-class VerbTable(click.Group):
+class VerbTable(VerbGroup):
     """The group of all verbs; imports the module of the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -75,17 +75,6 @@ class VerbTable(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the verb that `args` begin with.
-
-        Raises:
-            click.UsageError: there is none; the message names the nearest.
-        """
-        refuse_unknown_verb(self, ctx, args[0])
-        return super().resolve_command(ctx, args)
-
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         """Completes names of verbs from the table, so that Tab imports no verb."""
         from click.shell_completion import CompletionItem
@@ -97,8 +86,8 @@ class VerbTable(click.Group):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes examples, the verbs in sections, options and exit statuses."""
-        formatter.write_text(f"undercurrent: {self.help}")
-        write_examples(formatter, EXAMPLES)
+        formatter.write_text(f"undercurrent: {self.summary}")
+        write_examples(formatter, self.examples)
         formatter.write_paragraph()
         self.format_usage(ctx, formatter)
         width = max(map(len, VERBS))
@@ -107,8 +96,7 @@ class VerbTable(click.Group):
                 rows = [(name.ljust(width), entry.summary) for name, entry in VERBS.items() if entry.section == section]
                 formatter.write_dl(rows)
         click.Command.format_options(self, ctx, formatter)
-        with formatter.section("Exit status"):
-            formatter.write_dl([(str(status), meaning) for status, meaning in EXIT_STATUSES.items()])
+        self.format_exit_statuses(formatter)
 
     def main(self, args: Sequence[str] | None = None, *_args: Any, standalone_mode: bool = True, **_extra: Any) -> Any:
         """Runs a command line; exits with its status, or returns it where `standalone_mode` is off."""
@@ -135,7 +123,9 @@ def _print_version(ctx: click.Context, _param: click.Parameter, is_asked: bool) 
         ctx.exit()
 
 
-@click.group(name="undercurrent", cls=VerbTable, context_settings=HELP_OPTIONS, invoke_without_command=True)
+@click.group(
+    name="undercurrent", cls=VerbTable, examples=EXAMPLES, exit_statuses=EXIT_STATUSES, invoke_without_command=True
+)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )

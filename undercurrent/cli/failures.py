@@ -26,11 +26,14 @@ from typing import Any
 
 import click
 
-from undercurrent.cli.verbs import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CLIError, UsageError, allows_colour
+from undercurrent.cli.verbs import CLIError, UsageError, allows_colour
 from undercurrent.errors import SpecValidationError, UndercurrentError, did_you_mean
 
 __all__ = ["EXIT_STATUSES", "run_guarded"]
 
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141

@@ -53,13 +53,12 @@ def command(ctx: click.Context, path: tuple[str, ...], *, as_markdown: bool, as_
 
 def _described(ctx: click.Context) -> dict[str, Any]:
     """A page as data, with the pages of the verbs below it."""
-    verbs = [_described(below) for below in _verbs_below(ctx)]
     page = ctx.command
-    examples = page.examples if isinstance(page, Verb | VerbGroup) else ()
+    assert isinstance(page, Verb | VerbGroup)
     return {
         "command": ctx.command_path,
-        "summary": page.summary if isinstance(page, Verb | VerbGroup) else page.help,
-        "examples": [{"line": line, "meaning": meaning} for line, meaning in examples],
+        "summary": page.summary,
+        "examples": [{"line": line, "meaning": meaning} for line, meaning in page.examples],
         "usage": ctx.get_usage().removeprefix("Usage: "),
         "options": [
             {"names": param.opts, "help": param.help, "required": param.required}
@@ -67,7 +66,7 @@ def _described(ctx: click.Context) -> dict[str, Any]:
             if isinstance(param, click.Option)
         ],
         "text": ctx.get_help(),
-        "verbs": verbs,
+        "verbs": [_described(below) for below in _verbs_below(ctx)],
     }
 
 

@@ -37,10 +37,6 @@ __all__ = [
     "verb_group",
 ]
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-
 HELP_OPTIONS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # A pipe has no width: names are not cut for whoever searches the text.
 _PIPED_WIDTH = 200
@@ -116,6 +112,10 @@ class _Page(click.Command):
             with formatter.indentation():
                 formatter.write_text(text)
         self.format_options(ctx, formatter)
+        self.format_exit_statuses(formatter)
+
+    def format_exit_statuses(self, formatter: click.HelpFormatter) -> None:
+        """Writes what each status means, where the page tells."""
         if self.exit_statuses:
             with formatter.section("Exit status"):
                 formatter.write_dl([(str(status), meaning) for status, meaning in sorted(self.exit_statuses.items())])
