@@ -109,6 +109,26 @@ def test_file_that_is_cut_off_is_refused(kept: int, tmp_path: Path) -> None:
         load_probe(path)
 
 
+def test_file_with_any_bytes_changed_is_refused_or_still_a_probe(tmp_path: Path) -> None:
+    path = tmp_path / "p.safetensors"
+    save_probe(path, make_saved("mlp", threshold=0.5, aggregation="mean"))
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(content)
+        for place in rng.integers(0, len(content), rng.integers(1, 4)):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            found = load_probe(path)
+        except ProbeFileError:
+            refused += 1
+        else:
+            assert isinstance(found, SavedProbe)
+    assert 0 < refused < 400
+
+
 def test_pickle_is_never_loaded(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:

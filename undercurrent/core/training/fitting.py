@@ -74,12 +74,7 @@ def fit_probe(
         )
     if not 0 < penalty < float("inf"):
         raise ProbingValueError(f"`penalty` must be a number above 0, got {penalty!r}")
-    if kind == "linear":
-        estimator = load_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=_ITERATIONS_MAX)
-    else:
-        estimator = load_library("sklearn.neural_network").MLPClassifier(
-            tuple(hidden_sizes), activation, alpha=penalty, max_iter=_ITERATIONS_MAX, random_state=seed
-        )
+    estimator = _make_estimator(kind, penalty, tuple(hidden_sizes), activation, seed)
     scaler = load_library("sklearn.preprocessing").StandardScaler()
     pipeline = load_library("sklearn.pipeline").make_pipeline(scaler, estimator)
     with warnings.catch_warnings(record=True) as said:
@@ -88,6 +83,14 @@ def fit_probe(
     is_converged = not any("Convergence" in warning.category.__name__ for warning in said)
     facts = {"penalty": penalty, "is_converged": is_converged, **facts}
     return from_sklearn(pipeline, **place, aggregation=aggregation, training=facts)
+
+
+def _make_estimator(kind: str, penalty: float, hidden_sizes: tuple[int, ...], activation: str, seed: int) -> Any:
+    if kind == "linear":
+        return load_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=_ITERATIONS_MAX)
+    return load_library("sklearn.neural_network").MLPClassifier(
+        hidden_sizes, activation, alpha=penalty, max_iter=_ITERATIONS_MAX, random_state=seed
+    )
 
 
 def calibrate(probe: SavedProbe, margins: Any, labels: Any, *, method: str = "temperature") -> SavedProbe:
