@@ -30,6 +30,21 @@ class Metric(NamedTuple):
     read: Callable[[RouterMetrics], Iterable[Sample]]
 
 
+Read = Callable[[RouterMetrics], Iterable[Sample]]
+
+
+def _counter(name: str, labels: tuple[str, ...], help: str, read: Read) -> Metric:
+    return Metric(f"undercurrent_{name}", "counter", labels, help, read)
+
+
+def _gauge(name: str, labels: tuple[str, ...], help: str, read: Read) -> Metric:
+    return Metric(f"undercurrent_{name}", "gauge", labels, help, read)
+
+
+def _histogram(name: str, labels: tuple[str, ...], help: str, read: Read) -> Metric:
+    return Metric(f"undercurrent_{name}", "histogram", labels, help, read)
+
+
 _POINT = ("point", "probe", "mode")
 _BREAKER_STATES = ("closed", "open", "half_open")
 _BREAKER_OUTCOMES = {
@@ -41,12 +56,17 @@ _BREAKER_OUTCOMES = {
 _RESTART_REASONS = ("died", "hang", "not_started")
 
 
-def _points(read: Callable[[PointMetrics], float | LatencyHistogram]) -> Callable[[RouterMetrics], Iterable[Sample]]:
+def _one(read: Callable[[RouterMetrics], float]) -> Read:
+    """One sample without labels."""
+    return lambda totals: [((), read(totals))]
+
+
+def _points(read: Callable[[PointMetrics], float | LatencyHistogram]) -> Read:
     """One sample per point."""
     return lambda totals: ((point.key, read(point)) for point in totals.points)
 
 
-def _rings(read: Callable[[PointMetrics], float]) -> Callable[[RouterMetrics], Iterable[Sample]]:
+def _rings(read: Callable[[PointMetrics], float]) -> Read:
     """One sample per point that has rings."""
     return lambda totals: ((point.key, read(point)) for point in _with_rings(totals))
 
@@ -114,250 +134,173 @@ def _build() -> tuple[str, ...]:
 
 
 METRICS: Final = (
-    Metric(
-        "undercurrent_build_info",
-        "gauge",
-        ("version", "python", "abi"),
-        "What is installed; always 1.",
-        lambda _: [(_build(), 1)],
-    ),
+    _gauge("build_info", ("version", "python", "abi"), "What is installed; always 1.", lambda _: [(_build(), 1)]),
     # requests
-    Metric(
-        "undercurrent_requests_begun_total",
-        "counter",
-        (),
-        "Requests that were registered.",
-        lambda totals: [((), totals.requests_begun)],
-    ),
-    Metric(
-        "undercurrent_requests_ended_total",
-        "counter",
+    _counter("requests_begun_total", (), "Requests that were registered.", _one(lambda totals: totals.requests_begun)),
+    _counter(
+        "requests_ended_total",
         (),
         "Requests that were ended by end_request.",
-        lambda totals: [((), totals.requests_ended)],
+        _one(lambda totals: totals.requests_ended),
     ),
-    Metric(
-        "undercurrent_requests_abandoned_total",
-        "counter",
+    _counter(
+        "requests_abandoned_total",
         (),
         "Requests cut off by shutdown or by the cancellation of the task that registered them.",
-        lambda totals: [((), totals.requests_abandoned)],
+        _one(lambda totals: totals.requests_abandoned),
     ),
-    Metric(
-        "undercurrent_requests_live",
-        "gauge",
-        (),
-        "Requests that live now.",
-        lambda totals: [((), totals.requests_live)],
-    ),
-    Metric(
-        "undercurrent_point_bindings",
-        "gauge",
+    _gauge("requests_live", (), "Requests that live now.", _one(lambda totals: totals.requests_live)),
+    _gauge(
+        "point_bindings",
         _POINT,
         "Live requests that have this extraction point.",
         _points(lambda point: point.bindings),
     ),
     # records and rings
-    Metric(
-        "undercurrent_producer_write_seconds",
-        "histogram",
+    _histogram(
+        "producer_write_seconds",
         _POINT,
         "Time of route(), of a sample of its calls; for an inline point, the probe included.",
         _points(lambda point: point.route),
     ),
-    Metric(
-        "undercurrent_ring_produced_total",
-        "counter",
+    _counter(
+        "ring_produced_total",
         _POINT,
         "Records that were routed to an async or bounded point.",
         _rings(lambda point: point.routed),
     ),
-    Metric(
-        "undercurrent_ring_consumed_total",
-        "counter",
-        _POINT,
-        "Records that workers are done with.",
-        _rings(lambda point: point.consumed),
+    _counter(
+        "ring_consumed_total", _POINT, "Records that workers are done with.", _rings(lambda point: point.consumed)
     ),
-    Metric(
-        "undercurrent_ring_dropped_total",
-        "counter",
-        (*_POINT, "reason"),
-        "Records that no worker saw.",
-        _dropped,
-    ),
-    Metric(
-        "undercurrent_ring_lost_total",
-        "counter",
+    _counter("ring_dropped_total", (*_POINT, "reason"), "Records that no worker saw.", _dropped),
+    _counter(
+        "ring_lost_total",
         _POINT,
         "Records that were in the hand of a worker when it died.",
         _rings(lambda point: point.lost),
     ),
-    Metric(
-        "undercurrent_ring_lag_records",
-        "gauge",
+    _gauge(
+        "ring_lag_records",
         _POINT,
         "Records that wait, or are in the hand of a worker, now.",
         _rings(lambda point: point.waiting + point.in_hand),
     ),
-    Metric(
-        "undercurrent_ring_fill_ratio",
-        "gauge",
+    _gauge(
+        "ring_fill_ratio",
         _POINT,
         "Waiting records per place for one, over all live requests; 0 without any.",
         _rings(lambda point: point.waiting / point.queue_depth if point.queue_depth else 0.0),
     ),
-    Metric(
-        "undercurrent_ring_memory_bytes",
-        "gauge",
-        (),
-        "Shared memory that rings take now.",
-        lambda totals: [((), totals.memory_bytes)],
-    ),
-    Metric(
-        "undercurrent_ring_memory_max_bytes",
-        "gauge",
+    _gauge("ring_memory_bytes", (), "Shared memory that rings take now.", _one(lambda totals: totals.memory_bytes)),
+    _gauge(
+        "ring_memory_max_bytes",
         (),
         "Shared memory that rings may take; 0 before the first async point.",
-        lambda totals: [((), totals.memory_max_bytes)],
+        _one(lambda totals: totals.memory_max_bytes),
     ),
     # probes
-    Metric(
-        "undercurrent_probe_records_total",
-        "counter",
-        _POINT,
-        "Records that probes were called with.",
-        _points(lambda point: point.seen),
-    ),
-    Metric(
-        "undercurrent_probe_errors_total",
-        "counter",
-        _POINT,
-        "Records at which a probe raised.",
-        _points(lambda point: point.errors),
-    ),
-    Metric(
-        "undercurrent_probe_signals_total",
-        "counter",
+    _counter("probe_records_total", _POINT, "Records that probes were called with.", _points(lambda point: point.seen)),
+    _counter("probe_errors_total", _POINT, "Records at which a probe raised.", _points(lambda point: point.errors)),
+    _counter(
+        "probe_signals_total",
         (*_POINT, "action"),
         "Signals of probes, and of policies that answered in their place.",
         _signals,
     ),
-    Metric(
-        "undercurrent_probe_results_total",
-        "counter",
+    _counter(
+        "probe_results_total",
         (*_POINT, "coverage"),
         "Results of ended requests, by whether they rest on everything that was routed.",
         _results,
     ),
-    Metric(
-        "undercurrent_probe_latency_seconds",
-        "histogram",
+    _histogram(
+        "probe_latency_seconds",
         (*_POINT, "stage"),
         "Time of a record in its queue and in its probe, of async and bounded points.",
         _latencies,
     ),
-    Metric(
-        "undercurrent_probe_restarts_total",
-        "counter",
+    _counter(
+        "probe_restarts_total",
         _POINT,
         "New probe instances that took over in the middle of a request because a worker died.",
         _points(lambda point: point.restarts),
     ),
-    Metric(
-        "undercurrent_probe_timeouts_total",
-        "counter",
+    _counter(
+        "probe_timeouts_total",
         _POINT,
         "Workers that were ended because a call of this point's probe took longer than probe_timeout_s.",
         _points(lambda point: point.timeouts),
     ),
-    Metric(
-        "undercurrent_point_suspensions_total",
-        "counter",
+    _counter(
+        "point_suspensions_total",
         _POINT,
         "How often the point was suspended because its workers died too often.",
         _points(lambda point: point.suspensions),
     ),
     # breakers
-    Metric(
-        "undercurrent_breaker_state",
-        "gauge",
+    _gauge(
+        "breaker_state",
         ("point", "state"),
         "1 for the state that the point's breaker is in, 0 for the others.",
         _breaker_states,
     ),
-    Metric(
-        "undercurrent_breaker_trips_total",
-        "counter",
+    _counter(
+        "breaker_trips_total",
         ("point",),
         "How often the point's breaker opened.",
         lambda totals: (((name,), breaker.trips) for name, breaker in totals.breakers.items()),
     ),
-    Metric(
-        "undercurrent_breaker_records_total",
-        "counter",
+    _counter(
+        "breaker_records_total",
         ("point", "outcome"),
         "Records of a bounded point by what came of them.",
         _breaker_records,
     ),
     # workers
-    Metric(
-        "undercurrent_worker_up",
-        "gauge",
+    _gauge(
+        "worker_up",
         ("worker",),
         "1 while the worker runs, 0 while it is being started again.",
         lambda totals: (((worker.worker,), int(worker.state == "running")) for worker in totals.workers),
     ),
-    Metric(
-        "undercurrent_worker_bindings",
-        "gauge",
+    _gauge(
+        "worker_bindings",
         ("worker",),
         "Bindings that the worker serves.",
         lambda totals: (((worker.worker,), worker.bindings) for worker in totals.workers),
     ),
-    Metric(
-        "undercurrent_worker_restarts_total",
-        "counter",
-        ("worker", "reason"),
-        "How often the worker had to be started again.",
-        _restarts,
-    ),
+    _counter("worker_restarts_total", ("worker", "reason"), "How often the worker had to be started again.", _restarts),
     # sinks
-    Metric(
-        "undercurrent_sink_records_total",
-        "counter",
+    _counter(
+        "sink_records_total",
         ("sink", "outcome"),
         "Signals and results given to sinks of this class: taken, or met by an exception.",
         _sink_records,
     ),
-    Metric(
-        "undercurrent_sink_write_seconds",
-        "histogram",
+    _histogram(
+        "sink_write_seconds",
         ("sink",),
         "Time of one write of a sink: of a record, or in a worker of all that was held back.",
         lambda totals: (((sink.sink,), sink.write) for sink in totals.sinks),
     ),
-    Metric(
-        "undercurrent_sink_events_total",
-        "counter",
+    _counter(
+        "sink_events_total",
         ("sink", "event"),
         "What sinks of this class counted themselves.",
         lambda totals: (
             ((sink.sink, event), count) for sink in totals.sinks for event, count in sorted(sink.events.items())
         ),
     ),
-    Metric(
-        "undercurrent_sink_waiting_records",
-        "gauge",
+    _gauge(
+        "sink_waiting_records",
         ("sink",),
         "Records that sinks of this class hold now, of those that say.",
         lambda totals: (((sink.sink,), sink.waiting) for sink in totals.sinks if sink.waiting is not None),
     ),
-    Metric(
-        "undercurrent_metrics_series_capped_total",
-        "counter",
+    _counter(
+        "metrics_series_capped_total",
         (),
         "How often a point was counted as other because there are too many different ones.",
-        lambda totals: [((), totals.capped_series)],
+        _one(lambda totals: totals.capped_series),
     ),
 )
