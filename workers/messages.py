@@ -72,7 +72,7 @@ class SetSinks(Frame, frozen=True, tag="sinks"):
     """Engine to worker: the sinks of this worker from now on."""
 
     handles: bytes
-    """A pickled list of sink handles, which the worker opens and writes itself."""
+    """Sink handles as `sink_transfer.join_handles` makes them, which the worker opens and writes itself."""
     is_relaying: bool
     """Whether the engine's process has sink objects that want every signal and result as frames."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import pickle
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -30,6 +29,7 @@ from undercurrent.workers.page_writer import PageWriter
 from undercurrent.workers.plans import BindingPlan, WorkerStatus
 from undercurrent.workers.pool import Pool
 from undercurrent.workers.relay import Relay
+from undercurrent.workers.sink_transfer import join_handles, pack_handle
 from undercurrent.workers.spawners import ProcessSpawner, ThreadSpawner, await_exits, current_cpu
 from undercurrent.workers.transfer import PackedPoint
 
@@ -157,14 +157,15 @@ class Supervisor:
     # ---- sinks -----------------------------------------------------------------------------------------------------
 
     def set_sinks(self, sinks: Sequence[object]) -> None:
-        """Replaces the sinks: handles (`travels = True`) go to the workers, objects are called by the relay thread.
+        """Replaces the sinks: handles go to the workers, objects are called by the relay thread; see `sink_transfer`.
 
         In thread mode every sink is an object.
         """
         is_thread = self.worker_mode == "thread"
-        handles = [sink for sink in sinks if getattr(sink, "travels", False) and not is_thread]
-        objects = [sink for sink in sinks if sink not in handles]
-        frame = m.SetSinks(pickle.dumps(handles) if handles else b"", bool(objects))
+        packed = [None if is_thread else pack_handle(sink) for sink in sinks]
+        handles = [data for data in packed if data is not None]
+        objects = [sink for sink, data in zip(sinks, packed, strict=True) if data is None]
+        frame = m.SetSinks(join_handles(handles), bool(objects))
         self._relay.set_sinks(objects)
         with self._lock:
             self._pool.sinks = frame

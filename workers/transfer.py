@@ -100,8 +100,8 @@ def _arguments(factory: ProbeFactory, point: ExtractionPoint) -> dict[str, Any]:
     return {**factory.probe_kwargs, **point.probe_args}
 
 
-def _origin_for_worker(probe_cls: type[Probe]) -> str:
-    """Returns the file a worker will import `probe_cls` from, or "" where it must travel by value."""
+def _origin_for_worker(probe_cls: Any) -> str:
+    """Returns the file a worker will import a class or function from, or "" where it must travel by value."""
     name = probe_cls.__module__
     module = sys.modules.get(name)
     if name == "__main__" or module is None or "<locals>" in probe_cls.__qualname__:
@@ -114,6 +114,11 @@ def _origin_for_worker(probe_cls: type[Probe]) -> str:
         return ""
     spec = _find_spec(name)
     return origin if spec is not None and spec.origin and _is_same_file(spec.origin, origin) else ""
+
+
+def is_found_by_worker(named: Any) -> bool:
+    """Whether a worker finds the same class or function under its name, in the same file."""
+    return _origin_for_worker(named) != ""
 
 
 def _find_spec(name: str) -> ModuleSpec | None:

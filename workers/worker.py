@@ -24,6 +24,7 @@ from undercurrent.workers.measures import PointKey
 from undercurrent.workers.meters import PointMeter
 from undercurrent.workers.outlets import Outlets
 from undercurrent.workers.serving import ProbeMaker, ServedBinding
+from undercurrent.workers.sink_transfer import unpack_handles
 from undercurrent.workers.transfer import unpack_bare_point, unpack_point
 
 _logger = logging.getLogger("undercurrent.workers")
@@ -121,7 +122,7 @@ class Worker:
             case m.ConfirmStart():
                 self._confirm(frame.binding_id)
             case m.SetSinks():
-                self.outlets.set_sinks(pickle.loads(frame.handles) if frame.handles else [], frame.is_relaying)
+                self.outlets.set_sinks(unpack_handles(frame.handles), frame.is_relaying)
             case m.FlushSinks():
                 self._flush(frame.token)
             case m.StopWorker():

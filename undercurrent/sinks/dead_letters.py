@@ -39,7 +39,7 @@ class DeadLetterFile:
         self._file = LineFile(str(self.path))
 
     def write(self, record: bytes, *, reason: str, attempts: int) -> None:
-        """Appends a JSON object, which comes without a newline, with `"dead_letter": {"reason": …, "attempts": …}` last.
+        """Appends a JSON object, given without a newline, with `"dead_letter": {"reason": …, "attempts": …}` added.
 
         Raises:
             FileSinkError: it is not in the file.

@@ -20,9 +20,9 @@ _logger = logging.getLogger("undercurrent.sinks.sink")
 class LogSink(ABC):
     """The base of the built-in sinks, and of custom ones that want redaction.
 
-    A router takes any object with `write_signal` and `write_result`. A sink whose class says `travels` is pickled to
-    the workers, which call it in their own processes; any other is called in the process that attached it, on one
-    thread.
+    A router takes any object with `write_signal` and `write_result`. A sink whose class itself says `travels` is
+    pickled to the workers, which call it in their own processes; any other, one of a derived class too, is called in
+    the process that attached it, on one thread.
     """
 
     travels = False
@@ -87,7 +87,8 @@ def takes_record(sink: object, kind: Literal["signal", "result"]) -> bool:
     It has `write_<kind>_record`, and no class below the one that brings it has a `write_<kind>` of its own: whoever
     overrides `write_signal` of a built-in sink means to see every signal.
     """
-    return _takes_record(type(sink), kind)
+    cls: Any = type(sink)
+    return _takes_record(cls, kind)
 
 
 @lru_cache(maxsize=256)
