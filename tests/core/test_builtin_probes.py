@@ -251,6 +251,14 @@ def test_aggregate_goes_on_as_if_the_broken_record_had_not_been() -> None:
     assert verdict_of(probe)["score"] == verdict_of(clean)["score"]
 
 
+def test_broken_record_flags_without_changing_the_label() -> None:
+    probe = spawn(make_line(labels=["fine", "rude"]))
+    rows = tokens(-2, 0)
+    rows[1] = np.nan
+    probe.on_activations(batch_of(rows))
+    assert (verdict_of(probe)["flagged"], verdict_of(probe)["label"]) == (True, "fine")
+
+
 def test_only_broken_records_have_no_label() -> None:
     probe = spawn(make_line())
     probe.on_activations(batch_of(np.full((2, HIDDEN), np.nan)))

@@ -90,7 +90,7 @@ class BuiltinProbe(Probe):
         self._threshold = _default_threshold(saved) if threshold is ... else read_threshold(threshold, where)
         self._form = self._read_form(aggregate, where)
         self._action = read_action(action, where)
-        self._label = saved.labels[1] if target is None and saved.output_count == 1 else target
+        self._target = target
         self._is_quiet = signals == "flagged"
         self._layer = None if any_layer else saved.layer
         self._reset()
@@ -142,19 +142,8 @@ class BuiltinProbe(Probe):
             "non_finite": self._non_finite,
             "first_flagged": self._first_flagged,
         }
-        judged = self._n - self._non_finite
-        if self._classes is not None and judged:
-            is_sae = self._saved.kind == "sae_feature"
-            values = self._classes if is_sae else self._classes / judged
-            names = self._saved.labels if len(values) == len(self._saved.labels) else (str(self._label),)
-            verdict["features" if is_sae else "classes"] = dict(zip(names, values.tolist(), strict=True))
-            verdict["label"] = names[int(values.argmax())] if not is_sae or values.max() > 0 else None
-        elif judged and self._saved.output_count == 1 and self._saved.kind != "sae_feature":
-            first, second = self._saved.labels
-            other = first if self._label == second else second
-            verdict["label"] = self._label if self._is_flagged else other
-        if self._non_finite == self._n:
-            verdict["label"] = None
+        if self._n > self._non_finite:
+            verdict |= self._labelled()
         return ProbeResult(
             self.request_id,
             self.extraction_point_name,
@@ -163,11 +152,26 @@ class BuiltinProbe(Probe):
             metadata={"probe": self._saved.kind, "threshold": self._threshold, "model": self._saved.model},
         )
 
+    def _labelled(self) -> dict[str, Any]:
+        """The label of what was judged, with the figures behind it where there are more than two."""
+        names = self._saved.labels
+        if self._classes is None:
+            is_second = self._has_reached == (self._target in (None, names[1]))
+            return {"label": names[1] if is_second else names[0]}
+        if self._saved.kind != "sae_feature":
+            values = self._classes / (self._n - self._non_finite)
+            return {"label": names[int(values.argmax())], "classes": dict(zip(names, values.tolist(), strict=True))}
+        chosen = names if self._target is None else (self._target,)
+        label = chosen[int(self._classes.argmax())] if self._classes.max() > 0 else None
+        return {"label": label, "features": dict(zip(chosen, self._classes.tolist(), strict=True))}
+
     def _reset(self) -> None:
         self._aggregate = make_aggregate(self._form, self._threshold)
         self._n = 0
         self._non_finite = 0
         self._is_flagged = False
+        # Unlike a flag, not set by a record that holds no numbers.
+        self._has_reached = False
         self._first_flagged: int | None = None
         self._score: float | None = None
         self._max_score: float | None = None
@@ -245,6 +249,7 @@ class BuiltinProbe(Probe):
         action = self._action if is_flagged else ProbeAction.CONTINUE
         signal = ProbeSignal(action, metadata, confidence=value if self._saved.is_probability else None)
         if is_flagged:
+            self._has_reached = True
             self._note(signal, position)
         return signal
 
