@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,14 +26,12 @@ extraction_points:
 """A sound spec of one inline point whose probe nobody has registered."""
 
 
-def call(*arguments: str, text: str | None = None) -> Result:
+def call(*arguments: str, text: str | bytes | None = None) -> Result:
     """Runs a command line in this process, with `text` as its standard input."""
     return CliRunner().invoke(undercurrent, arguments, input=text)
 
 
 def start(*arguments: str, cwd: Path, **more: Any) -> subprocess.Popen[str]:
     """Starts the installed command with pipes; the caller waits for it."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **more.pop("env", {})}
-    environment.pop("NO_COLOR", None) if "NO_COLOR" not in more else None
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **more}
-    return subprocess.Popen([str(COMMAND), *arguments], cwd=cwd, env=environment, **options)
+    return subprocess.Popen([str(COMMAND), *arguments], cwd=cwd, **options)

@@ -156,6 +156,25 @@ def test_reader_that_leaves_ends_the_command_quietly(tmp_path: Path) -> None:
     assert (answer.returncode, answer.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize("arguments", ["version", "--help", "schema"])
+def test_full_disk_is_told_in_one_line(arguments: str, tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(
+            [str(COMMAND), arguments], stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=50
+        )
+    assert (answer.returncode, answer.stderr) == (1, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize(("line", "status", "said"), [("version >&-", 0, ""), ("validate - <&-", 1, "is closed")])
+def test_closed_streams_are_no_defect(line: str, status: int, said: str, tmp_path: Path) -> None:
+    answer = subprocess.run(
+        ["bash", "-c", f"{COMMAND} {line}"], capture_output=True, text=True, cwd=tmp_path, timeout=50
+    )
+    assert answer.returncode == status, answer.stderr
+    assert said in answer.stdout
+    assert not answer.stderr
+
+
 @pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colour_is_for_terminals_that_want_it(variables: dict[str, str], is_coloured: bool, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | variables

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from command_lines import COMMAND, SPEC, call
+from command_lines import COMMAND, SPEC, call, start
 
 from undercurrent.cli.prompts import read_prompts
 from undercurrent.cli.run_views import PlainView
@@ -213,8 +213,7 @@ def read_terminal(terminal: int) -> Iterator[bytes]:
 
 
 def test_ctrl_c_ends_the_generation_and_every_process(folder: Path) -> None:
-    command = [str(COMMAND), *RUN, "--max-new-tokens", "2000", "--json"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with start(*RUN, "--max-new-tokens", "2000", "--json", cwd=folder) as process:
         assert process.stdout is not None
         while json.loads(process.stdout.readline())["event"] != "token":
             pass

@@ -84,6 +84,12 @@ def test_text_that_is_not_utf8_is_a_problem_and_no_crash() -> None:
     assert "latin.yaml:1: " in answer.stdout
 
 
+def test_standard_input_that_is_not_utf8_is_a_problem() -> None:
+    answer = call("validate", "-", text=b"\xff\xfe" + SPEC.encode())
+    assert answer.exit_code == 1
+    assert "<stdin>: expected UTF-8, got byte 0xff at 0" in answer.stdout
+
+
 def test_json_has_the_keys_of_0_1_0() -> None:
     write("good.yaml", SPEC)
     answer = call("validate", "good.yaml", write("bad.yaml", BAD), "--json")

@@ -54,15 +54,9 @@ def run_guarded(work: Callable[[], object], arguments: Sequence[str]) -> int:
     `arguments` tell whether errors are wanted as JSON or with tracebacks, also where they could not be parsed.
     """
     try:
-        work()
-        sys.stdout.flush()
-    except click.exceptions.Exit as ending:
-        return _flushed(ending.exit_code)
-    except SystemExit as ending:
-        if ending.code is None or isinstance(ending.code, int):
-            return _flushed(ending.code or EXIT_OK)
-        click.echo(ending.code, err=True)
-        return _flushed(EXIT_FAILED)
+        status = _status_of(work)
+        if sys.stdout is not None:  # None where it was closed before the start
+            sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted", err=True)
         return EXIT_INTERRUPTED
@@ -70,15 +64,20 @@ def run_guarded(work: Callable[[], object], arguments: Sequence[str]) -> int:
         return _give_up_output()
     except Exception as error:
         return _show(error, arguments)
-    return EXIT_OK
-
-
-def _flushed(status: int) -> int:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return _give_up_output()
     return status
+
+
+def _status_of(work: Callable[[], object]) -> int:
+    try:
+        work()
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
+    except SystemExit as ending:
+        if ending.code is None or isinstance(ending.code, int):
+            return ending.code or EXIT_OK
+        click.echo(ending.code, err=True)
+        return EXIT_FAILED
+    return EXIT_OK
 
 
 def _give_up_output() -> int:

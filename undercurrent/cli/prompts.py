@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from undercurrent.cli.verbs import CLIError, UsageError
+from undercurrent.cli.verbs import CLIError, UsageError, read_standard_input
 
 __all__ = ["read_conversation", "read_prompts"]
 
@@ -58,7 +57,7 @@ def read_conversation(given: str | None, path: str | None) -> object:
 
 def _read(path: str) -> str:
     if path == "-":
-        return sys.stdin.read(_FILE_BYTES_MAX)
+        return read_standard_input(_FILE_BYTES_MAX)
     size = Path(path).stat().st_size
     if size > _FILE_BYTES_MAX:
         raise CLIError(f"{path}: a file of prompts may have {_FILE_BYTES_MAX >> 20} MiB, got {size >> 20} MiB")

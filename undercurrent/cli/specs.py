@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from undercurrent.cli.verbs import CLIError, UsageError, describe_foreign, say
+from undercurrent.cli.verbs import CLIError, UsageError, describe_foreign, read_standard_input, say
 from undercurrent.errors import ProbingSpecError, SpecFileNotFoundError, SpecValidationError, UndercurrentError
 
 if TYPE_CHECKING:
@@ -40,16 +40,14 @@ def read_spec(path: str) -> ReadSpec:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DeprecationWarning)
         try:
-            text = sys.stdin.read() if path == STANDARD_INPUT else None
+            text = read_standard_input() if path == STANDARD_INPUT else None
             spec = load_yaml_file(path) if text is None else parse_yaml(text)
         except SpecValidationError as error:
             return ReadSpec(None, tuple(_LINE.sub(r"<stdin>:\1: ", issue) for issue in error.issues))
         except SpecFileNotFoundError:
             return ReadSpec(None, (f"{path}: no such file; relative paths are seen from {str(Path.cwd())!r}",))
-        except ProbingSpecError as error:
+        except (ProbingSpecError, CLIError) as error:
             return ReadSpec(None, (str(error),))
-        except UnicodeDecodeError as error:
-            return ReadSpec(None, (f"a spec must be UTF-8: {error.reason}",))
         except OSError as error:
             return ReadSpec(None, (f"{path}: {(error.strerror or str(error)).lower()}",))
     deprecations = tuple(str(item.message) for item in caught if issubclass(item.category, DeprecationWarning))

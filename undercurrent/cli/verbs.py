@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -31,6 +32,7 @@ __all__ = [
     "describe_foreign",
     "json_option",
     "print_json",
+    "read_standard_input",
     "say",
     "talk_console",
     "verb",
@@ -200,6 +202,24 @@ def print_json(value: Any, *, indent: bool = True) -> None:
 
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
     click.echo(orjson.dumps(value, option=option, default=str))
+
+
+def read_standard_input(bytes_max: int = 64 << 20) -> str:
+    """The text of standard input, to its end.
+
+    Raises:
+        UsageError: it is closed.
+        CLIError: it is longer than `bytes_max`, or no UTF-8.
+    """
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; give a file")
+    content = sys.stdin.buffer.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise CLIError(f"standard input may have {bytes_max >> 20} MiB, and has more")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CLIError(f"<stdin>: expected UTF-8, got byte {content[error.start]:#04x} at {error.start}") from error
 
 
 def say(text: str) -> None:
