@@ -132,6 +132,7 @@ def _reading_rows(runner: Runner, peer: Path | None, scale: int) -> list[Row]:
             ">= 200,000",
             at_least(200_000, stream["rows_per_s"]),
             value(peer_stream, "rows_per_s"),
+            details={"ours": stream, "peer": peer_stream},
         ),
         Row(
             "coalition key, 16 players",

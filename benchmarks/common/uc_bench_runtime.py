@@ -174,7 +174,7 @@ def latency(seconds=2.0, rows_per_tick=4, pairs=3):
 
 def stream(rows=100_000, repeats=3):
     """Rows per second from `load` to the last row of `history_lazy`."""
-    rates = []
+    rates, cpu_us = [], []
     with tempfile.TemporaryDirectory() as folder:
         archive = open_archive(folder, None if IS_OURS else 5000)
         for draft in make_drafts(rows):
@@ -182,12 +182,13 @@ def stream(rows=100_000, repeats=3):
         archive.mark_complete()
         archive.close()
         for _ in range(repeats):
-            started = time.perf_counter()
+            started, started_cpu = time.perf_counter(), time.process_time()
             loaded = runtime.RunArchive.load(Path(folder))
             assert sum(1 for _ in loaded.history_lazy()) == rows
             rates.append(rows / (time.perf_counter() - started))
+            cpu_us.append((time.process_time() - started_cpu) / rows * 1e6)
             loaded.close()
-    return {"rows_per_s": median(rates)}
+    return {"rows_per_s": median(rates), "cpu_us": median(cpu_us)}
 
 
 def key(calls=20_000, players=16, repeats=5):

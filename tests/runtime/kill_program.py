@@ -20,6 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -125,6 +126,12 @@ def plant_death(kind: str, chance: random.Random) -> None:
         archive_opening.connect = watched
 
 
+def kill(handle: int) -> None:
+    """Ends a writer, if it has not ended."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
 def live(root: Path, kind: str, chance: random.Random) -> tuple[bool, list[list[str]]]:
     """Forks a writer that dies as `kind` says; returns whether it ended by itself, and the words it told."""
     reading, writing = os.pipe()
@@ -143,13 +150,15 @@ def live(root: Path, kind: str, chance: random.Random) -> tuple[bool, list[list[
         finally:
             os._exit(code)
     os.close(writing)
-    alarm = threading.Timer(pause_s, os.kill, (pid, signal.SIGKILL))
+    handle = os.pidfd_open(pid)  # a number may be somebody else's by the time the alarm goes off
+    alarm = threading.Timer(pause_s, kill, (handle,))
     alarm.start()
     with open(reading, "rb") as pipe:
         told = pipe.read()
     _, status = os.waitpid(pid, 0)
     alarm.cancel()
     alarm.join()
+    os.close(handle)
     is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     assert is_killed or status == 0, f"a writer ended with status {status}"
     # The last line may be cut: what was not told was not reported.

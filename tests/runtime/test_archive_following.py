@@ -95,6 +95,20 @@ def test_following_nothing_is_an_error_and_a_timeout_ends_it(tmp_path: Path) -> 
         assert follower.state is FollowState.GROWING
 
 
+def test_a_writer_that_is_still_making_its_database_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunArchive.open(tmp_path, MANIFEST):
+        (tmp_path / "archive.sqlite").rename(tmp_path / "not yet")
+        follower = ArchiveFollower(tmp_path)
+        assert (follower.read_new(), follower.state) == ([], FollowState.GROWING)
+        monkeypatch.setattr("undercurrent.runtime.follow.FAILING_S", -1.0)
+        with pytest.raises(ArchiveNotFoundError):
+            follower.read_new()
+        (tmp_path / "not yet").rename(tmp_path / "archive.sqlite")
+        assert follower.read_new() == []
+
+
 WRITER = """
 import sys
 sys.path.insert(0, {tests!r})

@@ -97,10 +97,20 @@ def test_resume_goes_on_where_the_manifest_is_equal(tmp_path: Path) -> None:
         assert archive.row_count == 5
         assert archive.recorded_keys() == {make_draft(number).coalition_key for number in range(5)}
         assert archive.append(make_draft(5)) == 6
+        archive.flush()
         assert not archive.has_recorded(make_draft(5).coalition_key)
         archive.mark_complete()
     assert [record.record_id for record in RunArchive.load(tmp_path).history_lazy()] == list(range(1, 7))
     assert replaced(tmp_path) == []
+
+
+def test_what_is_recorded_is_what_was_there_before_whoever_asks_first(tmp_path: Path) -> None:
+    write(tmp_path, 2, complete=False)
+    with RunArchive.open(tmp_path, MANIFEST, on_exists="resume") as archive:
+        archive.append(make_draft(2))
+        archive.flush()
+        assert archive.lookup(make_draft(2).coalition_key) is None
+        assert archive.lookup(make_draft(1).coalition_key) is not None
 
 
 def test_resume_of_nothing_starts_a_run(tmp_path: Path) -> None:

@@ -320,6 +320,26 @@ def test_a_field_of_the_wrong_type_is_refused_before_it_is_a_row(
         assert [row.elapsed_ms for row in archive.history_lazy()] == [2.0, 3.0]
 
 
+def test_a_base_generation_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    with RunArchive.open(tmp_path, MANIFEST) as archive:
+        with pytest.raises(ValueError, match="got half a surrogate pair at index 0"):
+            archive.write_base_generation("\ud83c")
+        (tmp_path / BASE_GENERATION_FILE).write_bytes(b"\xff")
+        with pytest.raises(ArchiveCorruptError, match="must hold UTF-8"):
+            archive.read_base_generation()
+
+
+def test_any_folder_will_do_and_a_change_of_directory_does_not_lose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with RunArchive.open("run ?mode=memory#1 100%/é", MANIFEST) as archive:
+        monkeypatch.chdir("/")
+        archive.append(make_draft(0))
+        archive.mark_complete()
+    assert RunArchive.load(tmp_path / "run ?mode=memory#1 100%" / "é").row_count == 1
+
+
 @pytest.mark.parametrize("manifest", [{"run": object()}, {"run": math.nan}, {1: {2: object()}}])
 def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path, manifest: dict[str, object]) -> None:
     with pytest.raises(TypeError, match="a manifest must be a JSON object"):

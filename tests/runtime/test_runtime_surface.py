@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -178,3 +179,10 @@ def test_the_store_agrees_with_a_list_of_uses(steps: list[tuple[bool, int]], max
         if is_put or key in uses:
             uses = [*(use for use in uses if use != key), key][-maxsize:] if maxsize else []
     assert len(store) == len(uses)
+
+
+def test_the_runtime_does_not_know_the_pipeline_that_stands_on_it() -> None:
+    folder = Path(runtime.__file__).parent
+    modules = [*folder.glob("*.py"), *(folder / "domain").glob("*.py")]
+    assert len(modules) > 20
+    assert [module.name for module in modules if "runtime.pipeline" in module.read_text()] == []

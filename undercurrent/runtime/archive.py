@@ -18,9 +18,15 @@ from undercurrent.runtime.archive_files import (
     write_whole,
 )
 from undercurrent.runtime.archive_opening import connect_writer, leave_wal, prepare, record_completion
-from undercurrent.runtime.archive_rows import CoalitionRecord, CoalitionRecordDraft
+from undercurrent.runtime.archive_rows import CoalitionRecord, CoalitionRecordDraft, encode_text
 from undercurrent.runtime.database import ARCHIVE_SCHEMA_VERSION, ReadOnlyDatabase
-from undercurrent.runtime.errors import ArchiveAccessError, ArchiveNotFoundError, ArchiveStateError, RuntimeValueError
+from undercurrent.runtime.errors import (
+    ArchiveAccessError,
+    ArchiveCorruptError,
+    ArchiveNotFoundError,
+    ArchiveStateError,
+    RuntimeValueError,
+)
 from undercurrent.runtime.lease import WriterLease
 from undercurrent.runtime.manifest import (
     MANIFEST_SCHEMA_VERSION,
@@ -65,7 +71,8 @@ class RunArchive:
         self._relay = RowRelay()
         self._database: ReadOnlyDatabase | None = None
         self._reading_lock = threading.Lock()
-        self._recorded: dict[str, int] | None = None
+        self._recorded: dict[str, int] | None = None  # by key, the first row; read when first asked for
+        self._recorded_until: int | None = None  # later rows are of this run
         self._is_complete = False
         self._is_closed = False
         self._is_each_awaited = flush_every == 1
@@ -77,8 +84,7 @@ class RunArchive:
             self._writer = RowWriter(
                 lambda: connect_writer(root), rows_max=flush_every, on_committed=self._relay.hand, lease=lease
             )
-            if not self._writer.committed_id:
-                self._recorded = {}
+            self._recorded_until = self._writer.committed_id
 
     @classmethod
     def open(
@@ -113,7 +119,7 @@ class RunArchive:
         if flush_every is not None and flush_every < 1:
             raise RuntimeValueError(f"`flush_every` must be >= 1, or None to group by time, got {flush_every!r}")
         content = render_manifest(manifest)
-        root = Path(root)
+        root = Path(root).absolute()
         with named_access(root, "made"):
             root.mkdir(parents=True, exist_ok=True)
         lease = WriterLease.take(root)
@@ -138,7 +144,7 @@ class RunArchive:
             ArchiveCorruptError: the manifest is no JSON object, or the database cannot be read.
             ManifestVersionError: either is of another schema.
         """
-        root = Path(root)
+        root = Path(root).absolute()
         payload = read_manifest_payload(root / MANIFEST_FILE)
         if not (root / DATABASE_FILE).exists():
             raise ArchiveNotFoundError(f"{root / DATABASE_FILE} does not exist; a run archive was expected")
@@ -177,7 +183,7 @@ class RunArchive:
     def write_base_generation(self, text: str) -> None:
         """Records the generation of the grand coalition, whole or not at all."""
         self._require_unfinished()
-        write_whole(self.root / BASE_GENERATION_FILE, text.encode())
+        write_whole(self.root / BASE_GENERATION_FILE, encode_text(text))
 
     def read_base_generation(self) -> str | None:
         """The generation of the grand coalition; None before it was written."""
@@ -186,6 +192,8 @@ class RunArchive:
             return path.read_bytes().decode()
         except FileNotFoundError:
             return None
+        except UnicodeDecodeError as error:
+            raise ArchiveCorruptError(f"{path} must hold UTF-8: {error}") from error
         except OSError as error:
             raise ArchiveAccessError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -298,7 +306,9 @@ class RunArchive:
         await asyncio.to_thread(self.mark_complete)
 
     def close(self) -> None:
-        """Commits what waits, leaves WAL mode and gives the lease back; idempotent."""
+        """Commits what waits, leaves WAL mode and gives the lease back; idempotent. Does nothing in a fork."""
+        if self._writer is not None and self._writer.is_forked:
+            return
         self._close_reading()
         self._is_closed = True
         if self._writer is None:
@@ -340,7 +350,8 @@ class RunArchive:
     def _recorded_ids(self) -> dict[str, int]:
         if self._recorded is None:
             recorded: dict[str, int] = {}
-            for key, record_id in self._reading().keyed_ids():
-                recorded.setdefault(key, record_id)
+            if self._recorded_until != 0:
+                for key, record_id in self._reading().keyed_ids(until=self._recorded_until):
+                    recorded.setdefault(key, record_id)
             self._recorded = recorded
         return self._recorded

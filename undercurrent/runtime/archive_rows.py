@@ -87,14 +87,23 @@ def encode_columns(draft: CoalitionRecordDraft) -> Columns:
     if tuple(map(type, columns)) not in _USUAL_TYPES:
         columns = (*columns[:6], _require_types(columns), *columns[7:])
     if not draft.generation_text.isascii():
-        try:
-            draft.generation_text.encode()
-        except UnicodeEncodeError as error:
-            raise RuntimeValueError(
-                f"`generation_text` must be Unicode, got half a surrogate pair at index {error.start}; decode what the "
-                "model gives with errors='replace'"
-            ) from error
+        encode_text(draft.generation_text)
     return columns
+
+
+def encode_text(text: str) -> bytes:
+    """A generated text as UTF-8.
+
+    Raises:
+        RuntimeValueError: it holds half a surrogate pair.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise RuntimeValueError(
+            f"a generated text must be Unicode, got half a surrogate pair at index {error.start}; decode the model's bytes "
+            "with errors='replace'"
+        ) from error
 
 
 def encode_values(values: Mapping[str, ProbeValue]) -> str:

@@ -64,6 +64,8 @@ _ROWS_WITH_VALUES = (
     "WHERE record_id > ? ORDER BY record_id LIMIT ?"
 )
 
+_KEYS = "SELECT coalition_key, record_id FROM coalition_records WHERE ? < 0 OR record_id <= ? ORDER BY record_id"
+
 
 def create_schema(connection: sqlite3.Connection) -> None:
     """Makes the tables where there are none, in one transaction."""
@@ -150,9 +152,17 @@ class ReadOnlyDatabase:
         except UNREADABLE as error:
             raise ArchiveCorruptError(f"{self.path} cannot be read: {error}") from error
 
-    def keyed_ids(self) -> Iterator[tuple[str, int]]:
-        """Yields the key and `record_id` of each row, in the order of rows."""
-        yield from self._connection.execute("SELECT coalition_key, record_id FROM coalition_records ORDER BY record_id")
+    def keyed_ids(self, *, until: int | None = None) -> Iterator[tuple[str, int]]:
+        """Yields the key and `record_id` of each row, in order, up to and with `until`.
+
+        Raises:
+            ArchiveCorruptError: a page cannot be read.
+        """
+        limit = -1 if until is None else until
+        try:
+            yield from self._connection.execute(_KEYS, (limit, limit))
+        except UNREADABLE as error:
+            raise ArchiveCorruptError(f"{self.path} cannot be read: {error}") from error
 
     def close(self) -> None:
         """Closes the connection and removes the private copy; idempotent."""

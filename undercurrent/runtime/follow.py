@@ -20,8 +20,8 @@ __all__ = ["ArchiveFollower", "FollowState"]
 POLL_S = 0.05
 ROWS_MAX = 1000
 """Rows of one look beside a living writer."""
-# A writer that is starting, or folding its journal into the database, can make one look fail.
-_FAILED_LOOKS_MAX = 20
+FAILING_S = 10.0
+"""How long looks may fail beside a living writer, which may be making the database, or folding its journal into it."""
 
 
 class FollowState(enum.Enum):
@@ -47,7 +47,7 @@ class ArchiveFollower:
         self.last_id = after
         """The `record_id` of the last row that was read."""
         self.state = FollowState.GROWING
-        self._failed_looks = 0
+        self._failing_since_s: float | None = None
 
     def read_new(self) -> list[CoalitionRecord]:
         """The rows that were committed since the last look, in order; `state` then says whether more may come.
@@ -69,11 +69,13 @@ class ArchiveFollower:
             finally:
                 database.close()
         except (ArchiveNotFoundError, ArchiveCorruptError, ManifestVersionError):
-            self._failed_looks += 1
-            if not has_writer or self._failed_looks > _FAILED_LOOKS_MAX:
+            now_s = time.monotonic()
+            if self._failing_since_s is None:
+                self._failing_since_s = now_s
+            if not has_writer or now_s - self._failing_since_s > FAILING_S:
                 raise
             return []
-        self._failed_looks = 0
+        self._failing_since_s = None
         if records:
             self.last_id = records[-1].record_id
         if has_writer and (len(records) == ROWS_MAX or not is_complete):

@@ -92,6 +92,11 @@ class RowWriter:
         """The last `record_id` that is committed; 0 before the first."""
         return self._committed_id
 
+    @property
+    def is_forked(self) -> bool:
+        """This process is a fork of the writer's: the connection, the thread and perhaps the lock are the parent's."""
+        return self._pid != os.getpid()
+
     def append(self, draft: CoalitionRecordDraft, waiter: asyncio.Future[int] | None = None) -> int:
         """Takes a row and returns its `record_id`; `waiter` gets it when the row is committed, or
         `NOT_COMMITTED` when that fails.
@@ -151,8 +156,6 @@ class RowWriter:
 
         A commit that fails now leaves rows that nobody was told of; it is logged.
         """
-        if self._pid != os.getpid():
-            return  # the connection is the parent's; closing a copy of it would touch its files
         with self._lock:
             if self._is_closed:
                 return
@@ -180,7 +183,7 @@ class RowWriter:
 
     def _require_parent(self) -> None:
         # Asked before the lock is taken: in a fork its owner may not exist.
-        if self._pid != os.getpid():
+        if self.is_forked:
             raise ArchiveStateError(
                 f"the archive belongs to process {self._pid}, of which this one is a fork; open another in the child"
             )
