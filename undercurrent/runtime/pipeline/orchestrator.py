@@ -91,7 +91,7 @@ async def explain(
         run = _Run(manifest, model, scorer, scheduler=scheduler, texts=texts, archive=store, batch_size=batch_size)
         explanation = await run.run(observability or NullObservabilitySink())
         if store is not None:
-            await asyncio.to_thread(store.mark_complete)
+            await store.amark_complete()
     return explanation
 
 
