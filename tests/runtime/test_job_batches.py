@@ -251,6 +251,25 @@ def test_no_task_is_left_when_a_batch_fails() -> None:
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("fail_at", range(1, 9))
+def test_a_run_that_fails_leaves_every_slot_to_the_next_one(fail_at: int) -> None:
+    calls = 0
+
+    async def generate_batch(jobs: Sequence[CoalitionJob]) -> list[str]:
+        nonlocal calls
+        calls += 1
+        if calls == fail_at:
+            raise ConnectionError("lost")
+        await asyncio.sleep(0)
+        return ["x"] * len(jobs)
+
+    runner, model = scheduler(3), BatchModel()
+    with pytest.raises(ConnectionError):
+        asyncio.run(runner.run_batches(make_jobs(40), generate_batch, batch_size=3))
+    asyncio.run(runner.run_batches([make_job(number) for number in range(100, 140)], model, batch_size=3))
+    assert model.most_inside == 3
+
+
 def test_a_batch_size_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="`batch_size` must be >= 1"):
         run(BatchModel(), make_jobs(1), batch_size=0)

@@ -101,8 +101,8 @@ def encode_text(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise RuntimeValueError(
-            f"a generated text must be Unicode, got half a surrogate pair at index {error.start}; decode the model's bytes "
-            "with errors='replace'"
+            f"a generated text must be Unicode, got half a surrogate pair at index {error.start}; decode the model's "
+            "bytes with errors='replace'"
         ) from error
 
 

@@ -83,7 +83,8 @@ class JobBatcher:
             return
         self._is_planned = False
         if self._slots.free > 0 and self._waiting:
-            entries = list(self._waiting.items())
+            # A job that is being cancelled has let go of its future and has not yet taken it away.
+            entries = [entry for entry in self._waiting.items() if not entry[0].done()]
             for batch in plan_batches([job for _, job in entries], self._batch_size):
                 if self._slots.free == 0:
                     break
@@ -96,6 +97,8 @@ class JobBatcher:
         for outcome in outcomes:
             del self._waiting[outcome]
         task = self._start(self._run([job for _, job in entries], outcomes))
+        # Not in the task: one that is cancelled before its first step runs none of its code.
+        task.add_done_callback(self._free_slot)
 
         def end_when_nobody_waits(_: object) -> None:
             # Every job ran into its deadline: without this the call would keep its slot for as long as it likes.
@@ -104,6 +107,10 @@ class JobBatcher:
 
         for outcome in outcomes:
             outcome.add_done_callback(end_when_nobody_waits)
+
+    def _free_slot(self, _: object) -> None:
+        self._slots.give()
+        self._plan_soon()
 
     async def _run(self, jobs: list[CoalitionJob], outcomes: list[asyncio.Future[_Outcome]]) -> None:
         answers: Sequence[_Outcome]
@@ -118,9 +125,6 @@ class JobBatcher:
             answers = [cancelled] * len(jobs)
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             answers = [error] * len(jobs)
-        finally:
-            self._slots.give()
-            self._plan_soon()
         for outcome, answer in zip(outcomes, answers, strict=True):
             if not outcome.done():
                 # A result even where it is an exception: nobody may be left to fetch that.
