@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from safetensors import SafetensorError
 
 from undercurrent.engines.recording_format import (
     COLUMNS,
@@ -101,6 +102,13 @@ class ShardBuilder:
             kinds=tuple(kind for kind, _, _ in self._blocks),
         )
         metadata = {"format": FORMAT, "version": str(VERSION), "index": msgspec.json.encode(index).decode()}
+        try:
+            self._write(path, index, metadata)
+        except SafetensorError as error:
+            # What it says of a full disk is no OSError.
+            raise OSError(f"{path.name!r} cannot be written: {error}") from error
+
+    def _write(self, path: Path, index: ShardIndex, metadata: dict[str, str]) -> None:
         tensors: dict[str, Any] = {
             name: np.concatenate(parts) if parts else np.empty(0, COLUMNS[name])
             for name, parts in self._columns.items()

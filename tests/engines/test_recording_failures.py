@@ -102,6 +102,35 @@ def test_a_full_disk_ends_the_recording_and_not_the_generation(
     assert [path.name for path in (tmp_path / "r").iterdir()] == [MANIFEST_NAME]
 
 
+FULL = """
+import resource, sys
+from engine_points import make_point
+from undercurrent.engines import ActivationRecorder, SyntheticEngine
+from undercurrent.spec import ProbeSpec
+
+engine = SyntheticEngine(layer_count=4, hidden_size=64)
+spec = ProbeSpec("1", (make_point(),))
+recorder = ActivationRecorder(sys.argv[1], spec, model_name="m", shard_bytes_max=16384)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+engine.register_extraction("r", list(spec))
+print(len(engine.generate("r", "abc", {"max_new_tokens": 100}, recorder)))
+try:
+    recorder.close()
+except OSError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_limit_that_the_kernel_sets_ends_the_recording_and_leaves_no_half_shard(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", FULL, str(tmp_path / "r")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=50)
+    assert answer.stdout.startswith("100\nrefused: 'shard-000000") or answer.stdout.startswith(
+        "100\nrefused: '.shard-000000"
+    ), answer.stderr
+    assert [path.name for path in (tmp_path / "r").iterdir()] == [MANIFEST_NAME]
+
+
 def test_a_recorder_wants_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     with pytest.raises(ProbingValueError, match="is not empty"):

@@ -34,13 +34,12 @@ class RequestEnder:
         Probes of this process are done when the text is: a request that has only those is ended on this thread.
         """
         if not self._waits_for_workers:
-            done: Future[dict[str, ProbeResult]] = Future()
-            try:
-                done.set_result(router.end_request(request_id))
-            except Exception as error:
-                done.set_exception(error)
-            return done
-        future = self._threads.submit(lambda: router.end_request(request_id))
+            return _end_here(router, request_id)
+        try:
+            future = self._threads.submit(lambda: router.end_request(request_id))
+        except RuntimeError:
+            # `close` gave up waiting for a step that takes very long; what was opened is ended all the same.
+            return _end_here(router, request_id)
         with self._lock:
             self._pending.add(future)
         future.add_done_callback(self._forget)
@@ -57,3 +56,12 @@ class RequestEnder:
     def _forget(self, future: Future[dict[str, ProbeResult]]) -> None:
         with self._lock:
             self._pending.discard(future)
+
+
+def _end_here(router: RowRouter, request_id: str) -> Future[dict[str, ProbeResult]]:
+    done: Future[dict[str, ProbeResult]] = Future()
+    try:
+        done.set_result(router.end_request(request_id))
+    except Exception as error:
+        done.set_exception(error)
+    return done

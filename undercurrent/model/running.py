@@ -132,7 +132,8 @@ class BatchRunner:
                     opened.append(self._open(place, request_id, prompt, feed))
                 except Exception as error:
                     outcomes[place] = error
-            generations = self._generate(opened, settings, feed, on_text)
+            if opened:
+                generations = self._generate(opened, settings, feed, on_text)
         except Exception as error:
             outcomes.update({request.place: error for request in opened})
         finally:

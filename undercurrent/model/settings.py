@@ -63,7 +63,7 @@ def read_settings(
         return GenerationSettings(arguments | ({"stop": stop} if stops else {}), stops)
     if stops:
         arguments["stop_strings"] = list(stops)
-    if "max_new_tokens" not in arguments and "max_length" not in arguments:
+    if not {"max_new_tokens", "max_length", "generation_config"} & set(arguments):
         arguments["max_new_tokens"] = DEFAULT_MAX_NEW_TOKENS
     if temperature == 0:
         arguments["do_sample"] = False
