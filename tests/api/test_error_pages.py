@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,9 @@ def error_classes() -> list[type[UndercurrentError]]:
     for path in product_files():
         name = module_name(path)
         if "Error(" in path.read_text() and not name.startswith(ELSEWHERE):
-            importlib.import_module(name)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                importlib.import_module(name)
     found = {cls for cls in walk(UndercurrentError) if cls.__module__.startswith("undercurrent")}
     return sorted(
         (cls for cls in found if not cls.__module__.startswith(ELSEWHERE)),
