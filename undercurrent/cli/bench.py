@@ -11,7 +11,14 @@ from undercurrent.cli.verbs import CLIError, NearestChoice, data_console, json_o
 
 __all__ = ["QUESTIONS", "command"]
 
-QUESTIONS = ("ring", "route", "gil", "throughput", "bindings", "latency", "recovery", "runtime")
+
+def _questions() -> tuple[str, ...]:
+    """The benchmarks there are, by the names of their modules; none is imported."""
+    folder = Path(__file__).resolve().parents[1] / "benchmarks"
+    return tuple(sorted(path.stem.removeprefix("bench_") for path in folder.glob("bench_*.py")))
+
+
+QUESTIONS = _questions()
 
 
 @verb(
@@ -45,9 +52,8 @@ def command(
 ) -> None:
     """Measure whether Undercurrent's promises hold on this machine.
 
-    Each QUESTION (ring, route, gil, throughput, bindings, latency, recovery, runtime; all by default) is measured
-    beside what cannot be beaten, in processes of their own. Figures of a busy machine say little: the load average is
-    printed with them.
+    QUESTION is one of {questions}; all by default. Each is measured beside what cannot be beaten, in processes of its
+    own. Figures of a busy machine say little: the load average is printed with them.
     """
     from dataclasses import asdict
 
@@ -76,3 +82,6 @@ def command(
         raise CLIError("no plot was drawn: it needs matplotlib (pip install 'undercurrent[bench]') and --peer")
     if failures:
         raise click.exceptions.Exit(1)
+
+
+command.help = (command.help or "").format(questions=", ".join(QUESTIONS))
