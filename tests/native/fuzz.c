@@ -33,6 +33,8 @@ static int regions(region_t *ret_regions)
     int count = 0;
     ret_regions[count++] =
         (region_t){(uint8_t *)uc_lane_ring(lane, 0), sizeof(uc_ring_block_t), "ring block"};
+    ret_regions[count++] =
+        (region_t){(uint8_t *)uc_lane_answer(lane, 0), sizeof(uc_answer_cell_t), "answer cell"};
     for (uint32_t i = 0; i < DEPTH; i++)
         ret_regions[count++] = (region_t){(uint8_t *)uc_lane_entry(lane, 0, i), 8, "entry"};
     ret_regions[count++] = (region_t){(uint8_t *)&uc_lane_hands(lane)[rig.class_index],
@@ -103,6 +105,8 @@ static void consume_some(int records)
         if (status == UC_OK) {
             use_record(&taken.header, uc_lane_slot(&rig.consumer, taken.slot) + 128,
                        uc_class_bytes(taken.class_index) - UC_SLOT_HEADER_BYTES);
+            (void)count_answer(
+                uc_answer_put(&consumer, taken.header.sequence, 1, &taken.header, 40));
             uc_hands_put(&hands, taken.class_index, taken.slot);
             uc_consumer_consume(&consumer, 1);
         } else if (status == UC_NO_HAND) {
@@ -131,9 +135,15 @@ static void produce_some(int records, bool is_thorough)
     (void)count_answer(uc_producer_room(&producer));
     (void)count_answer(uc_ring_count(&rig.consumer, 0, &counts));
     (void)count_answer(uc_producer_count(&producer, &counts));
+    uc_answer_t answer;
+    if (count_answer(uc_answer_look(&producer, producer.tail - 1, &answer)) == UC_OK)
+        CHECK(answer.length <= UC_ANSWER_BYTES_MAX);
+    (void)uc_answer_last(&producer);
     if (!is_thorough)
         return;
     (void)count_answer(uc_room_wait(&producer, 1));
+    (void)count_answer(uc_answer_wait(&producer, producer.tail - 1, 0, 1000, &answer));
+    uc_answer_interrupt(&producer);
     (void)count_answer(uc_producer_reap(&producer));
     (void)count_answer(uc_producer_slots(&producer, slots, &slot_count));
     CHECK(slot_count <= DEPTH + 1);
