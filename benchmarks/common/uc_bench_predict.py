@@ -8,6 +8,7 @@ prints one JSON object on its last line. Times are CPU time of the calling threa
 
 from __future__ import annotations
 
+import importlib
 import json
 import statistics
 import sys
@@ -15,7 +16,7 @@ import threading
 import time
 
 try:
-    from laya import Router
+    Router = importlib.import_module("laya").Router
 except ImportError:
     from undercurrent.predict import Agent, EncodedState, Router, Scores
 
@@ -178,10 +179,11 @@ def stub_checkpoint(has_collate):
 
 def peer_agent(has_collate):
     """Theirs, built by hand as its own tests do."""
-    import laya.agent
     import torch
 
-    stub = laya.agent.Agent.__new__(laya.agent.Agent)
+    peer = importlib.import_module("laya.agent")
+
+    stub = peer.Agent.__new__(peer.Agent)
     stub.cfg, stub.model_id = {"max_len": 512, "head_max_len": 192}, "stub"
     stub.tok = type("Tok", (), {"pad_token_id": 0, "mask_token": "[MASK]"})()
     rows = [
@@ -197,8 +199,8 @@ def peer_agent(has_collate):
     stub._forward = lambda batch: logits
     stub._decode_answers = lambda *arguments, **named: dict(ANSWERS)
     if not has_collate:
-        made = laya.agent.collate_items([rows], 0)
-        laya.agent.collate_items = lambda batch, pad: made
+        made = peer.collate_items([rows], 0)
+        peer.collate_items = lambda batch, pad: made
     stub.system_one(THIRTEEN_WORDS, QUESTIONS)
     return stub
 

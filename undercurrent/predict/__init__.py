@@ -1,8 +1,8 @@
 """One request to one checkpoint, every event in its order.
 
-    >>> from undercurrent.predict import Router
-    >>> router = Router()  # doctest: +SKIP
-    >>> router.predict("where is my parcel", {"late": {"type": "noul", "instructions": "a parcel is late"}})
+    from undercurrent.predict import Router
+    router = Router()
+    router.predict("where is my parcel", {"late": {"type": "noul", "instructions": "a parcel is late"}})
 
 A `Router` picks the checkpoint that can read a state, loads it and lets it go; an `Agent` is one loaded checkpoint.
 Both take hooks: objects with any of six methods, told in an order that `SEQUENCES` states. A model takes part by being

@@ -25,8 +25,8 @@ _SORT_WINDOW_CHUNKS = 8
 class Agent(HookRegistry):
     """Answers questions about states with one checkpoint, which it keeps loaded.
 
-        >>> agent = Agent("english")  # doctest: +SKIP
-        >>> agent.predict("where is my parcel", {"late": {"type": "noul", "instructions": "a parcel is late"}})
+        agent = Agent("english")
+        agent.predict("where is my parcel", {"late": {"type": "noul", "instructions": "a parcel is late"}})
 
     `checkpoint` is a name of the entry-point group `undercurrent.checkpoints`, the path of a local checkpoint, or a
     checkpoint; `options` go to the factory of a name. Calls may come from many threads at once.

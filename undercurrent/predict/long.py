@@ -55,14 +55,12 @@ def joined(
 ) -> dict[str, Any]:
     """Returns the document's result. `is_as_cut`: the hooks left the windows as they were, so answers can name
     theirs."""
-    if ctx.is_skipped or not results:
-        document = dict(results[0]) if results else {"model": model_id, "answers": {}, "usage": aggregate_usage([])}
-        document["usage"] = {**(document.get("usage") or {}), "windows": 0}
-        return document
+    if not results:
+        return {"model": model_id, "answers": {}, "usage": {**aggregate_usage([]), "windows": 0}}
+    if ctx.is_skipped:
+        return _with_windows(results[0], 0)
     if len(results) == 1:
-        document = dict(results[0])
-        document["usage"] = {**(document.get("usage") or {}), "windows": 1 if document.get("answers") else 0}
-        return document
+        return _with_windows(results[0], 1 if results[0].get("answers") else 0)
     answers: dict[Any, Any] = {}
     for question_id in results[0]["answers"]:
         if not all(question_id in result["answers"] for result in results):
@@ -78,6 +76,11 @@ def joined(
                 "count": len(results),
             }
     return {"model": model_id, "answers": answers, "usage": _usage(results)}
+
+
+def _with_windows(result: dict[str, Any], count: int) -> dict[str, Any]:
+    usage: dict[str, Any] = result.get("usage") or {}
+    return {**result, "usage": {**usage, "windows": count}}
 
 
 def _weight(answer: dict[str, Any]) -> float:

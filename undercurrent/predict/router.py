@@ -25,8 +25,8 @@ __all__ = ["Router"]
 class Router(CheckpointStore):
     """Sends each request to the checkpoint that can read it, and answers it there.
 
-        >>> router = Router()  # doctest: +SKIP
-        >>> router.predict("Wo ist mein Paket?", {"late": {"type": "noul", "instructions": "a parcel is late"}})
+        router = Router()
+        router.predict("Wo ist mein Paket?", {"late": {"type": "noul", "instructions": "a parcel is late"}})
 
     `models` adds or replaces checkpoints: name to source (a name, a path, a checkpoint, or a function that makes one).
     `max_loaded` and `max_loaded_bytes` bound what it keeps in memory, `default` reads what no language is recognised
