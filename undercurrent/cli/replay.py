@@ -21,6 +21,8 @@ __all__ = ["command"]
 _ROWS_SHOWN_MAX = 40
 _VERDICT_WIDTH = 100
 _FULL = "full"
+# Nobody waits for a text here: a verdict over everything is worth more than one that comes soon.
+_DRAIN_TIMEOUT_S = 600.0
 
 
 class Speed(click.ParamType[Any]):
@@ -87,7 +89,7 @@ def command(
     totals = Totals()
     with ExitStack() as stack:
         sink = None if log is None else stack.enter_context(FileLogSink(log))
-        router = stack.enter_context(Router())
+        router = stack.enter_context(Router(drain_timeout=_DRAIN_TIMEOUT_S))
         if sink is not None:
             router.attach_log_sink(sink, inline=True)
         router.add_log_sink(signals)
