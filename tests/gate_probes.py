@@ -218,3 +218,25 @@ class Loaded(Gate):
 
 
 GATES["loaded"] = ProbeFactory(Loaded)
+
+
+class Wordy(Gate):
+    """Returns a word where a signal is due."""
+
+    def on_activation(self, record: ActivationRecord) -> Any:
+        return "abort"
+
+
+class Heavy(Gate):
+    """Takes `start_s` to start."""
+
+    def __init__(self, *, start_s: float) -> None:
+        super().__init__()
+        self._start_s = start_s
+
+    def on_start(self, request_ctx: RequestContext) -> None:
+        time.sleep(self._start_s)
+        super().on_start(request_ctx)
+
+
+GATES |= {"wordy": ProbeFactory(Wordy), "heavy": ProbeFactory(Heavy)}

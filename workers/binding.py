@@ -263,6 +263,11 @@ class AsyncBinding:
         )
 
     @property
+    def call_limit_s(self) -> float:
+        """How long the call of the probe that runs now may take before its worker is ended."""
+        return self.plan.probe_timeout_s
+
+    @property
     def awaits_start(self) -> bool:
         """Whether somebody waits for the worker's answer to `ConfirmStart`."""
         return self._start_answer is not None and not self._start_answer.is_set()

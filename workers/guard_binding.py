@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ask", "GuardAnswer", "GuardBinding"]
 
+START_LIMIT_S = 10.0
 _LARGE_ANSWERS_MAX = 4
 
 
@@ -55,6 +56,7 @@ class GuardBinding(AsyncBinding):
         super().__init__(*args)
         self.is_start_answered = False
         """Whether the guard has built the probe, or failed to."""
+        self._is_started = False
         self._large = threading.Condition()
         self._large_answers: dict[int, tuple[int, bytes]] = {}  # by sequence; guarded by _large
 
@@ -66,6 +68,7 @@ class GuardBinding(AsyncBinding):
         """Sends `record`; `take` must follow on any thread, where it was sent. Nobody else can ask until then."""
         turn = self._turn
         if not turn.acquire(blocking=False) and not turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            self.note_unasked()
             return GuardAnswer(reason="timeout")
         is_sent = False
         try:
@@ -91,6 +94,8 @@ class GuardBinding(AsyncBinding):
                 status, kind, data = self._await_large(ask)
         finally:
             self._turn.release()
+        if status == OK:
+            self._is_started = True
         if status == OK and kind != ERROR:
             try:
                 return GuardAnswer(decode_answer(kind, data))
@@ -131,11 +136,12 @@ class GuardBinding(AsyncBinding):
 
     def note_start(self, error: BaseException | None) -> None:
         """See `AsyncBinding`."""
-        self.is_start_answered = True
+        self.is_start_answered = self._is_started = True
         super().note_start(error)
 
     def note_loss(self, reason: str) -> None:
         """See `AsyncBinding`; ends the wait that runs."""
+        self._is_started = False
         super().note_loss(reason)
         self._end_wait()
 
@@ -156,6 +162,14 @@ class GuardBinding(AsyncBinding):
         """Counts a record that was answered without asking; it is not seen."""
         self._count_unserved += 1
 
+    @property
+    def call_limit_s(self) -> float:
+        """See `AsyncBinding`. Where the point says nothing, a start or an end may take longer than a record."""
+        is_record = self._is_started and not self.is_ending
+        if is_record or self.plan.point.probe_timeout_s is not None:
+            return self.plan.probe_timeout_s
+        return max(self.plan.probe_timeout_s, START_LIMIT_S)
+
     def wait_running(self, deadline: float) -> None:
         """Waits until the probe has started.
 
@@ -163,11 +177,12 @@ class GuardBinding(AsyncBinding):
             WorkerError: no guard can be had, or not in time (`is_start_answered` is false).
             BaseException: what the probe's constructor or `on_start` raised (`is_start_answered` is true).
         """
+        begun = time.monotonic()
         try:
-            self.wait_started(min(deadline, time.monotonic() + self.plan.probe_timeout_s))
+            self.wait_started(min(deadline, begun + self.call_limit_s))
         except WorkerError:
             if self.is_start_answered or self.is_finished:
                 raise
             # A constructor or `on_start` that hangs keeps every request of the point from its guard.
-            self.lane.note_overdue(self, 0, time.monotonic() - self.plan.probe_timeout_s)
+            self.lane.note_overdue(self, 0, begun)
             self.wait_started(deadline)

@@ -9,7 +9,8 @@ import struct
 import time
 from collections.abc import Sequence
 
-from undercurrent.errors import WorkerError
+from undercurrent.core import ProbeSignal
+from undercurrent.errors import ProbingTypeError, WorkerError
 from undercurrent.ipc import Batch
 from undercurrent.ipc.layout import FLAG_IS_GENERATED, HEADER_FORMAT
 from undercurrent.spec import ActivationRecord
@@ -54,6 +55,10 @@ class AnsweringBinding(ServedBinding):
             self._note_call(self.binding_id)
             called_ns = time.monotonic_ns()
             signal = probe.on_activation(record)
+            if signal is not None and not isinstance(signal, ProbeSignal):
+                raise ProbingTypeError(
+                    f"`on_activation` must return a ProbeSignal or None, got {type(signal).__name__}"
+                )
             kind, data = encode_answer(signal)
         except BaseException as error:
             self._answer(sequence, ERROR, encode_error(error))

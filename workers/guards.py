@@ -92,7 +92,7 @@ class Guards:
         has run for the `probe_timeout_s` of its point.
         """
         watch = _Watch(self._loop, lane, binding, sequence)
-        due_in_s = max(0.0, since + binding.plan.probe_timeout_s - time.monotonic())
+        due_in_s = max(0.0, since + binding.call_limit_s - time.monotonic())
         self._loop.post(lambda: self._loop.after(due_in_s, watch.look))
 
 
@@ -116,12 +116,12 @@ class _Watch:
         generation, since_ns = lane.memory.activity()
         if generation:
             running = lane.bindings.get(generation, self._binding)
-            longest_s = _LOADING_S_MAX if generation == LOADING else running.plan.probe_timeout_s
+            longest_s = _LOADING_S_MAX if generation == LOADING else running.call_limit_s
             left_s = since_ns / 1e9 + longest_s - time.monotonic()
             if left_s > 0:
                 self._look_again(left_s)
             else:
-                self._loop.end_hung(lane, generation, running.plan)
+                self._loop.end_hung(lane, generation, running)
             return
         answered = sum(each.ring.last_answered() for each in lane.bindings.values())
         self._still_count = self._still_count + 1 if answered == self._seen else 0
@@ -129,7 +129,7 @@ class _Watch:
         if self._still_count < _STILL_LOOKS:
             self._look_again(_LOOK_S)
         else:
-            self._loop.end_hung(lane, self._binding.binding_id, self._binding.plan)
+            self._loop.end_hung(lane, self._binding.binding_id, self._binding)
 
     def _is_answered(self) -> bool:
         if self._binding.is_finished:

@@ -337,17 +337,17 @@ class Loop:
                 continue
             generation, since_ns = lane.memory.activity()
             binding = lane.bindings.get(generation)
-            if binding is None or now - since_ns / 1e9 < binding.plan.probe_timeout_s:
+            if binding is None or now - since_ns / 1e9 < binding.call_limit_s:
                 continue
             if lane.memory.activity() == (generation, since_ns):
-                self.end_hung(lane, generation, binding.plan)
+                self.end_hung(lane, generation, binding)
 
-    def end_hung(self, lane: Lane, generation: int, plan: BindingPlan) -> None:
+    def end_hung(self, lane: Lane, generation: int, binding: AsyncBinding) -> None:
         """Ends a worker whose probe, of binding `generation`, has run too long; its stack is logged first."""
         if lane.hung_binding_id == generation:
             return
         lane.hung_binding_id = generation
-        point_name, timeout_s = plan.point.name, plan.probe_timeout_s
+        point_name, timeout_s = binding.plan.point.name, binding.call_limit_s
         if not hasattr(lane.process, "kill"):
             _logger.error(
                 "probe of point %r runs longer than %s s; a worker thread cannot be ended", point_name, timeout_s

@@ -350,3 +350,24 @@ def test_shutdown_ends_a_hung_guard_and_the_wait_for_it() -> None:
 
     assert answers[0].metadata["reason"] == "worker_died"
     assert wait_until(lambda: not guard.is_running())
+
+
+def test_a_gate_that_says_what_is_no_signal_is_answered_for(router: Router) -> None:
+    request_id = register(router, gate_point("word", "wordy"))
+
+    answer = router.route(make_record(request_id, "word"))
+    router.end_request(request_id)
+
+    assert answer is not None
+    assert (answer.action, answer.metadata["error_type"]) == (ProbeAction.ABORT, "ProbingTypeError")
+
+
+def test_a_start_may_take_longer_than_a_record(router: Router) -> None:
+    point = gate_point("heavy", "heavy", timeout_ms=BOUND_MS, probe_args={"start_s": 1.5})
+    request_id = register(router, point)
+
+    answer = route_until_answered(router, request_id, "heavy")
+    result = router.end_request(request_id)["heavy"]
+
+    assert answer.metadata["position"] == 7
+    assert result.metadata["coverage"]["restarts"] == 0
