@@ -200,7 +200,7 @@ class RunArchive:
     def append(self, draft: CoalitionRecordDraft) -> int:
         """Takes a row and returns its `record_id`. The row is safe when `flush` returned, or with `flush_every=1` now.
 
-        Waits for room while 8,192 rows wait to be committed.
+        Waits for room while 1,000 rows wait to be committed.
 
         Raises:
             ArchiveStateError: the archive is read-only, complete, closed, or a parent process's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import SupportsFloat, TypeAlias
 
 import msgspec
 
@@ -20,8 +20,16 @@ Row: TypeAlias = tuple[int, str, str, bytes, int, str, str, float, int, str, str
 Columns: TypeAlias = tuple[str, str, bytes, int, str, str, float, int, str, str | None]
 """A row without its `record_id`."""
 
-_TYPES = (str, str, bytes, int, str, str, float, int, str)
-_USUAL_TYPES = frozenset({(*_TYPES, str), (*_TYPES, type(None))})
+_TYPES: dict[str, type] = {
+    "snapshot_id": str,
+    "coalition_key": str,
+    "mask.words": bytes,
+    "mask.n_bits": int,
+    "absence_policy": str,
+    "model_id": str,
+    "elapsed_ms": float,
+    "generation_text": str,
+}
 
 
 class CoalitionRecordDraft(msgspec.Struct, frozen=True):
@@ -71,24 +79,25 @@ def encode_columns(draft: CoalitionRecordDraft) -> Columns:
         RuntimeTypeError: a field is of another type than it says.
         RuntimeValueError: a log-probability is NaN, or a text holds half a surrogate pair.
     """
-    mask = draft.mask
-    columns: Columns = (
-        draft.snapshot_id,
-        draft.coalition_key,
-        mask.words,
-        mask.n_bits,
-        draft.absence_policy,
-        draft.model_id,
-        draft.elapsed_ms,
-        1 if draft.cache_hit else 0,
-        draft.generation_text,
-        None if draft.logprobs is None else _encode_logprobs(draft.logprobs),
+    mask, text = draft.mask, draft.generation_text
+    snapshot_id, key, words, n_bits = draft.snapshot_id, draft.coalition_key, mask.words, mask.n_bits
+    policy, model_id, elapsed_ms = draft.absence_policy, draft.model_id, draft.elapsed_ms
+    is_usual = (
+        type(text) is str
+        and type(key) is str
+        and type(snapshot_id) is str
+        and type(policy) is str
+        and type(model_id) is str
+        and type(words) is bytes
+        and type(n_bits) is int
+        and type(elapsed_ms) is float
     )
-    if tuple(map(type, columns)) not in _USUAL_TYPES:
-        columns = (*columns[:6], _require_types(columns), *columns[7:])
-    if not draft.generation_text.isascii():
-        encode_text(draft.generation_text)
-    return columns
+    if not is_usual:
+        elapsed_ms = _require_types((snapshot_id, key, words, n_bits, policy, model_id, elapsed_ms, text))
+    if not text.isascii():
+        encode_text(text)
+    logprobs = None if draft.logprobs is None else _encode_logprobs(draft.logprobs)
+    return snapshot_id, key, words, n_bits, policy, model_id, elapsed_ms, 1 if draft.cache_hit else 0, text, logprobs
 
 
 def encode_text(text: str) -> bytes:
@@ -143,18 +152,19 @@ def decode_row(row: Row, values: str | None = None) -> CoalitionRecord:
         raise ArchiveCorruptError(f"row {number} holds numbers that are no JSON: {error}") from error
 
 
-def _require_types(columns: Columns) -> float:
+def _require_types(columns: tuple[object, ...]) -> float:
     """Refuses columns the database would refuse later, for a whole group; returns `elapsed_ms` as a float.
 
     Raises:
         RuntimeTypeError: names the field.
     """
-    names = (*CoalitionRecordDraft.__struct_fields__[:2], "mask.words", "mask.n_bits")
-    names += ("absence_policy", "model_id", "elapsed_ms", "cache_hit", "generation_text")
-    for name, kind, column in zip(names, _TYPES, columns, strict=False):
-        if not isinstance(column, kind) and not (name == "elapsed_ms" and hasattr(column, "__float__")):
+    elapsed_ms = 0.0
+    for (name, kind), column in zip(_TYPES.items(), columns, strict=True):
+        if name == "elapsed_ms" and isinstance(column, SupportsFloat):
+            elapsed_ms = float(column)
+        elif not isinstance(column, kind):
             raise RuntimeTypeError(f"`{name}` must be {kind.__name__}, got {type(column).__qualname__}")
-    return float(columns[6])
+    return elapsed_ms
 
 
 def _encode_logprobs(logprobs: tuple[float, ...]) -> str:

@@ -25,15 +25,20 @@ GROUP_ROWS_MAX = 500
 """Most rows of one commit."""
 GROUP_AGE_S = 0.005
 """Longest a row waits for others to join its commit."""
-WAITING_ROWS_MAX = 8192
-"""Rows that wait for a commit; beyond it `append` waits, until half of them are written."""
+WAITING_ROWS_MAX = 2 * GROUP_ROWS_MAX
+"""Rows that wait for a commit; beyond it `append` waits, until half of them are taken.
+
+Two groups and no more: a thread that appends without a pause would keep the interpreter's lock for 5 ms each time the
+writer asks for it. One that waits at every second group gives it away when it is needed, and fills the next group
+while SQLite writes the last.
+"""
 
 NOT_COMMITTED = 0
 """What a waiter gets in place of a `record_id` when the commit failed: an exception nobody fetches would be logged."""
 
 # One statement inserts many rows: the thread takes the interpreter's lock once per statement, and a statement per row
-# would wait for that lock once per row. Sizes are powers of two, so that SQLite compiles few statements.
-_STATEMENT_ROWS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+# would wait for that lock once per row. Few sizes, so that SQLite compiles few statements.
+_STATEMENT_ROWS = (GROUP_ROWS_MAX, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 _PLACES = f"({','.join('?' * 11)})"
 _INSERTS = {
     count: f"INSERT INTO coalition_records VALUES {','.join(itertools.repeat(_PLACES, count))}"
@@ -71,7 +76,8 @@ class RowWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="undercurrent-archive")
         self._lock = threading.Lock()
         self._filled = threading.Condition(self._lock)  # a group is full, or somebody waits for it
-        self._written = threading.Condition(self._lock)
+        self._taken = threading.Condition(self._lock)  # rows have left the queue
+        self._written = threading.Condition(self._lock)  # a commit has ended
         self._waiting: deque[Row] = deque()
         self._values: dict[int, str] = {}  # of waiting rows that have some, by `record_id`
         self._waiters: dict[int, asyncio.Future[int]] = {}  # of waiting rows that a task waits for
@@ -107,7 +113,8 @@ class RowWriter:
         """
         columns = encode_columns(draft)
         values = encode_values(draft.values) if draft.values else None
-        self._require_parent()
+        if self._pid != os.getpid():
+            self._require_parent()
         with self._lock:
             if self._failure is not None or self._is_closed:
                 self._refuse()
@@ -189,10 +196,10 @@ class RowWriter:
             )
 
     def _await_room(self) -> None:
-        """Waits until half of the waiting rows are written: room for one row would mean a wake-up per row."""
+        """Waits until half of the waiting rows are taken: room for one row would mean a wake-up per row."""
         self._hurry()
         while len(self._waiting) > WAITING_ROWS_MAX // 2 and self._failure is None:
-            self._written.wait()
+            self._taken.wait()
         if self._failure is not None or self._is_closed:
             self._refuse()
 
@@ -219,7 +226,8 @@ class RowWriter:
                     self._is_urgent = self._is_draining = False
                     self._written.notify_all()
                     return
-                values = {row[0]: self._values.pop(row[0]) for row in group if row[0] in self._values}
+                values = _take_of(group, self._values)
+                self._taken.notify_all()
             failure = self._commit(group, values)
             with self._lock:
                 if failure is None:
@@ -229,7 +237,8 @@ class RowWriter:
                     group += self._waiting
                     self._waiting.clear()
                 self._written.notify_all()
-                waiters = [(self._waiters.pop(row[0]), row[0]) for row in group if row[0] in self._waiters]
+                self._taken.notify_all()
+                waiters = _take_of(group, self._waiters)
             _tell(waiters, is_committed=failure is None)
 
     def _await_group(self) -> None:
@@ -289,10 +298,15 @@ class RowWriter:
         return self._thread.submit(ask).result()
 
 
-def _tell(waiters: Sequence[tuple[asyncio.Future[int], int]], *, is_committed: bool) -> None:
+def _take_of(group: Sequence[Row], by_id: dict[int, T]) -> dict[int, T]:
+    """Takes away what belongs to the rows of a group; most rows have nothing."""
+    return {row[0]: by_id.pop(row[0]) for row in group if row[0] in by_id} if by_id else {}
+
+
+def _tell(waiters: Mapping[int, asyncio.Future[int]], *, is_committed: bool) -> None:
     """Wakes the tasks that wait for rows of a group: one call per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[int], int]]] = {}
-    for waiter, record_id in waiters:
+    for record_id, waiter in waiters.items():
         outcome = record_id if is_committed else NOT_COMMITTED
         by_loop.setdefault(waiter.get_loop(), []).append((waiter, outcome))
     for loop, waiting in by_loop.items():
