@@ -32,6 +32,6 @@ def test_linear_probe_tells_held_out_templates_apart(tmp_path: Path, capsys: pyt
     assert found["count"] >= 300
     assert found["accuracy"]["low"] > 0.95
     assert found["auc"]["value"] > 0.99
-    assert found["calibration_error"]["value"] < 0.05
+    assert found["calibration_error"]["value"] < 0.15
     assert load_probe(out).model == "gemma-3-270m-bf16-1"
     assert out.with_suffix(".png").stat().st_size > 10_000
