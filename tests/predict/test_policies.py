@@ -223,6 +223,23 @@ def test_pool_serves_again_in_a_forked_child() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+def test_ids_of_a_forked_child_are_its_own() -> None:
+    from undercurrent.predict.context import new_id
+
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write_end, new_id().encode())
+        os._exit(0)
+    ours = new_id()
+    os.waitpid(child, 0)
+    theirs = os.read(read_end, 64).decode()
+    os.close(read_end)
+    os.close(write_end)
+    assert len(ours) == len(theirs) == 32
+    assert ours[:16] != theirs[:16]
+
+
 def test_async_hooks_are_awaited_in_their_place() -> None:
     trace: Trace = []
 

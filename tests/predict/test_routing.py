@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -94,6 +95,17 @@ def test_long_tail_in_another_language_is_seen() -> None:
     assert ROUTER.route(LONG_ENGLISH + " ".join(SENTENCES["de"]) * 2)["model"] == "multilingual"
 
 
+class Numbers(list[int]):
+    """A long list without a text, which counts how much of it is read."""
+
+    read_count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(10**7):
+            self.read_count += 1
+            yield number
+
+
 def test_detection_looks_at_a_bounded_part_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
@@ -104,6 +116,9 @@ def test_detection_looks_at_a_bounded_part_of_a_state(monkeypatch: pytest.Monkey
     for state in ("w " * 1_000_000, ["w " * 1000] * 1000, {str(at): "é" * 1000 for at in range(1000)}):
         detect(state)
     assert max(read) <= SAMPLE_CHARS
+    numbers = Numbers()
+    detect(numbers)
+    assert numbers.read_count <= 2000
     endless: list[Any] = []
     endless.append(endless)
     assert detect(endless).script == "unknown"

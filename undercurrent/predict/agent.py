@@ -145,9 +145,36 @@ class Agent(HookRegistry):
         finally:
             CORRELATION.reset(token)
 
-    def system_one(self, state: Any, questions: dict[str, Any], lang: str | None = None, **arguments: Any) -> Any:
-        """Answers questions about one state: `predict_batch([state], ...)[0]`, with the same arguments."""
-        return only(self.predict_batch([state], questions, lang=lang, **arguments))
+    def system_one(
+        self,
+        state: Any,
+        questions: dict[str, Any],
+        lang: str | None = None,
+        hooks: Hooks = None,
+        on_predict_start: Listeners = None,
+        on_predict_end: Listeners = None,
+        hooks_raise: bool | None = None,
+        hooks_timeout: float | None = None,
+        max_len: int | None = None,
+        head_max_len: int | None = None,
+        min_confidence: MinConfidence | None = None,
+    ) -> dict[str, Any]:
+        """Answers questions about one state: `predict_batch([state], ...)[0]`."""
+        results = self.predict_batch(
+            [state],
+            questions,
+            None,
+            lang,
+            hooks,
+            on_predict_start,
+            on_predict_end,
+            hooks_raise,
+            hooks_timeout,
+            max_len,
+            head_max_len,
+            min_confidence=min_confidence,
+        )
+        return only(results)
 
     predict = system_one
 

@@ -69,5 +69,5 @@ def load_checkpoint(source: str, **options: Any) -> Checkpoint[Any, Any, Any]:
 
 
 def is_checkpoint(value: object) -> bool:
-    """Tells whether an object has a checkpoint's methods."""
-    return all(callable(getattr(value, name, None)) for name in CHECKPOINT_METHODS)
+    """Tells whether an object, no class, has a checkpoint's methods."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in CHECKPOINT_METHODS)

@@ -47,7 +47,7 @@ def add_routing(results: list[Any], decision: Mapping[str, Any]) -> None:
             result.setdefault("routing", dict(decision))
 
 
-def only(results: list[Any]) -> Any:
+def only(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the result of a call with one state.
 
     Raises:

@@ -118,17 +118,29 @@ class HookRegistry:
         self._mutex = threading.Lock()
         self._swallowed = Swallowed()
         self._hooks_lock = None if hooks_concurrent else threading.Lock()
-        self.hooks_raise = bool(hooks_raise)
-        """Whether a hook without a policy of its own fails its call."""
-        self.hooks_concurrent = bool(hooks_concurrent)
-        self.hooks_timeout = checked_deadline(hooks_timeout, "hooks_timeout")
-        """Deadline in seconds of hooks that have none of their own; None: none."""
+        self._hooks_raise = bool(hooks_raise)
+        self._hooks_timeout = checked_deadline(hooks_timeout, "hooks_timeout")
         self._install(checked_hooks(hooks, on_predict_start, on_predict_end))
 
     @property
     def hooks(self) -> tuple[object, ...]:
         """The installed hooks, in the order they run in."""
         return self._installed
+
+    @property
+    def hooks_raise(self) -> bool:
+        """Whether a hook without a policy of its own fails its call, where the call does not say."""
+        return self._hooks_raise
+
+    @property
+    def hooks_concurrent(self) -> bool:
+        """Whether hook methods may run at the same time."""
+        return self._hooks_lock is None
+
+    @property
+    def hooks_timeout(self) -> float | None:
+        """Deadline in seconds of hooks that have none of their own; None: none."""
+        return self._hooks_timeout
 
     @property
     def hook_failure_count(self) -> int:
@@ -171,7 +183,7 @@ class HookRegistry:
         # Calls in flight hold the chain they began with.
         self._installed = hooks
         self._chain_installed = HookChain(
-            compiled(hooks), self.hooks_raise, self.hooks_timeout, self._hooks_lock, self._swallowed
+            compiled(hooks), self._hooks_raise, self._hooks_timeout, self._hooks_lock, self._swallowed
         )
 
     def _chain(

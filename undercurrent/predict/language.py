@@ -7,10 +7,11 @@ it is. Without the package a Latin text has no language, and routing uses its de
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ SAMPLE_CHARS = 512
 """Characters of a state that are looked at, at most."""
 _LEAF_COUNT_MAX = 64
 _LEAF_CHARS = 96
+_VISIT_COUNT_MAX = 1024
+_DEPTH_MAX = 64
 _NAMED_CHARS = 16
 _FOREIGN_PERCENT_MIN = 20
 
@@ -88,23 +91,23 @@ def sample_of(state: Any) -> str:
         middle = len(state) // 2
         return f"{state[: SAMPLE_CHARS - 2 * part - 2]}\n{state[middle : middle + part]}\n{state[-part:]}"
     parts: list[str] = []
-    _collect(state, parts, _LEAF_COUNT_MAX)
+    _collect(state, parts, itertools.count(), _DEPTH_MAX)
     if not parts:
         return ""
     share = max(8, min(SAMPLE_CHARS // len(parts) - 1, SAMPLE_CHARS if len(parts) == 1 else 4 * _LEAF_CHARS))
     return "\n".join(part[:share] for part in parts)[:SAMPLE_CHARS]
 
 
-def _collect(state: Any, parts: list[str], depth_left: int) -> None:
-    """Adds the texts of a state, in order, the first of them."""
+def _collect(state: Any, parts: list[str], visits: Iterator[int], depth_left: int) -> None:
+    """Adds the first texts of a state, in their order."""
     if isinstance(state, str):
         if state:
             parts.append(state)
-    elif depth_left and isinstance(state, dict | list | tuple):
+    elif depth_left and isinstance(state, (dict, list, tuple)):
         for value in state.values() if isinstance(state, dict) else state:
-            if len(parts) >= _LEAF_COUNT_MAX:
+            if len(parts) >= _LEAF_COUNT_MAX or next(visits) >= _VISIT_COUNT_MAX:
                 return
-            _collect(value, parts, depth_left - 1)
+            _collect(value, parts, visits, depth_left - 1)
 
 
 def _script(sample: str) -> str:

@@ -236,7 +236,7 @@ class Router(CheckpointStore):
             self._release(resident, chain)
         finally:
             CORRELATION.reset(token)
-        return result  # type: ignore[no-any-return]
+        return result
 
     def _routed_and_leased(
         self, state: Any, questions: dict[str, Any], given: Mapping[str, Any], chain: HookChain
