@@ -82,4 +82,32 @@ EDITS = (
         "if (header->sequence != ring->next",
         program="fuzz",
     ),
+    PlantedEdit(
+        "any answer is taken for one's own",
+        "answer.c",
+        "if (uc_load_acquire(&cell->sequence) != sequence) /* SYNC answer */",
+        "if (uc_load_acquire(&cell->sequence) == 0)",
+        program="test_answers",
+    ),
+    PlantedEdit(
+        "an earlier ring's answer is taken",
+        "answer.c",
+        "if (uc_load_relaxed(&cell->generation) != ring->generation)",
+        "if (0)",
+        program="test_answers",
+    ),
+    PlantedEdit(
+        "an answer of any length is read",
+        "answer.c",
+        "if (length > UC_ANSWER_BYTES_MAX)\n        return UC_CORRUPT;",
+        "",
+        program="test_answers",
+    ),
+    PlantedEdit(
+        "a waiter's bell does not ring",
+        "answer.c",
+        '    uc_fetch_add_release(&cell->bell, 1u); /* SYNC bell */\n    UC_STEP("answer.grown");',
+        '    UC_STEP("answer.grown");',
+        program="test_answers",
+    ),
 )

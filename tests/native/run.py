@@ -207,7 +207,9 @@ def _is_edit_caught(edit: PlantedEdit) -> bool:
     (folder / edit.file).write_text(text.replace(edit.old, edit.new))
     flags = [*(ASAN if edit.program == "fuzz" else ["-O2"]), "-Wno-error"]
     program = compile_program(edit.program, f"planted/{edit.name.replace(' ', '-')}", flags, core=folder)
-    arguments = {"fuzz": (20_000, 1, 1), "test_threads": (1, 5000), "test_ring": (1,)}.get(edit.program, ())
+    arguments = {"fuzz": (20_000, 1, 1), "test_threads": (1, 5000), "test_answers": (1, 2000), "test_ring": (1,)}.get(
+        edit.program, ()
+    )
     try:
         run(["nice", program, *arguments])
     except NativeFailure:
