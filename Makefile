@@ -28,8 +28,13 @@ $(VENV)/.ring: $(wildcard ipc/csrc/*.[ch]) $(VENV)/.package
 	$(PY) setup.py -q build_ext --inplace
 	@touch $@
 
-$(VENV)/.lint $(VENV)/.demo $(VENV)/.bench: $(VENV)/.%: $(VENV)/.package
+$(VENV)/.lint $(VENV)/.demo $(VENV)/.decide $(VENV)/.bench: $(VENV)/.%: $(VENV)/.package
 	$(PY) -m pip install -q -e '.[$*]'
+	@touch $@
+
+# The published package of typed decisions, in a venv of its own; where it cannot be had, its tests are skipped by name.
+$(VENV)/.peer: $(VENV)/.ring
+	-$(PY) -P -c 'from undercurrent.benchmarks.predict_peer import predict_peer_python as make; print(make())'
 	@touch $@
 
 setup: $(VENV)/.package ## make .venv and install the package with what tests need
@@ -46,7 +51,7 @@ test-slow: build ## the long doses of the evidence: kills, fuzz, models
 test-system test-engines test-cluster: test-%: build
 	@$(PY) -P -m pytest -m '$*' $(ARGS) || { status=$$?; [ $$status -eq 5 ] || exit $$status; }
 test-system: ## what needs root, a Debian package or a cross compiler
-test-engines: $(VENV)/.demo ## what needs a big engine or a real model
+test-engines: $(VENV)/.demo $(VENV)/.decide $(VENV)/.peer ## what needs a big engine or a real model
 test-cluster: ## what needs a cluster
 
 demo: build $(VENV)/.demo ## a real model, three probes, one stopped generation (ARGS=--tiny: random weights)
