@@ -51,8 +51,9 @@ class ProbedModel:
     Methods may be called on any thread. Use it as a context manager, or close it: worker processes end with it.
 
     >>> from undercurrent.engines import SyntheticEngine
-    >>> spec = {"extraction_points": [{"name": "mean", "layers": 1, "tensor_type": "mlp_out", "position": "generated[*]",
-    ...     "probe_type": "mean", "probe_kind": "trajectory", "probe_args": {"threshold": 1e9}}]}
+    >>> spec = {"extraction_points": [{"name": "mean", "layers": 1, "tensor_type": "mlp_out",
+    ...     "position": "generated[*]", "probe_type": "mean", "probe_kind": "trajectory",
+    ...     "probe_args": {"threshold": 1e9}}]}
     >>> from undercurrent.core.examples import TrajectoryScoreProbe
     >>> engine = SyntheticEngine(layer_count=2, hidden_size=4)
     >>> with ProbedModel(backend=engine, spec=spec, probes={"mean": TrajectoryScoreProbe}) as model:
