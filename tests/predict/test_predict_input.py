@@ -79,6 +79,15 @@ def test_states_that_are_no_list_of_states_are_refused(states: Any, words: str) 
         Agent(WordCheckpoint()).predict_batch(states, LATE)
 
 
+@pytest.mark.parametrize("entry", ["predict", "predict_batch", "predict_long"])
+@pytest.mark.parametrize(("left", "words"), [("text", "start hooks left str"), (["a", "b"], "start hooks left 2")])
+def test_start_hook_of_a_router_must_leave_one_state(entry: str, left: Any, words: str) -> None:
+    request = {"state": "s", "questions": LATE, "model": "english"}
+    arguments: dict[str, Any] = {"requests": [request]} if entry == "predict_batch" else request
+    with pytest.raises((TypeError, ValueError), match=words):
+        getattr(make_router(), entry)(**arguments, on_predict_start=lambda ctx: setattr(ctx, "states", left))
+
+
 def test_start_hook_may_put_right_what_the_caller_got_wrong() -> None:
     agent = Agent(WordCheckpoint())
     results = agent.predict_batch("one", LATE, on_predict_start=lambda ctx: setattr(ctx, "states", ["one"]))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 from undercurrent.predict.answers import MinConfidence
 from undercurrent.predict.chain import HookChain, note_failure
 from undercurrent.predict.context import CORRELATION, PredictContext
-from undercurrent.predict.errors import BatchFailure, PredictRuntimeError, PredictTypeError, PredictValueError
-from undercurrent.predict.handover import add_routing, arguments_of, lang_of
+from undercurrent.predict.errors import (
+    BatchFailure,
+    PredictError,
+    PredictRuntimeError,
+    PredictTypeError,
+    PredictValueError,
+)
+from undercurrent.predict.handover import add_routing, arguments_of, lang_of, state_of
 from undercurrent.predict.life import end, end_failed, settle, start
 from undercurrent.predict.order import END
 from undercurrent.predict.questions import STATE_TYPES, schema_key
@@ -62,13 +69,14 @@ def _check_request(index: int, request: object) -> None:
 class _Group:
     """Requests that share forward passes."""
 
-    __slots__ = ("arguments", "contexts", "indices", "questions")
+    __slots__ = ("arguments", "contexts", "indices", "questions", "states")
 
     def __init__(self, questions: Any, arguments: dict[str, Any]) -> None:
         self.questions = questions
         self.arguments = arguments
         self.indices: list[int] = []
         self.contexts: list[PredictContext] = []
+        self.states: list[Any] = []
 
 
 class BatchRun:
@@ -211,7 +219,7 @@ class BatchRun:
                 arguments["sort_by_length"] = True
             with _naming(group):
                 results = agent.predict_batch(
-                    [ctx.states[0] for ctx in group.contexts],
+                    group.states,
                     group.questions,
                     batch_size=self.batch_size,
                     **arguments,
@@ -231,12 +239,14 @@ class BatchRun:
         questions: Any = None
         schema: Any = None
         for index, ctx in started:
-            if ctx.results is not None:
-                with _naming_one(index):
+            try:
+                if ctx.results is not None:
                     add_routing(ctx.settle_skip(), self.decisions[index])
-                continue
-            if len(ctx.states) != 1:
-                raise PredictValueError(f"requests[{index}] has one state; start hooks left {len(ctx.states)}")
+                    continue
+                state = state_of(ctx)
+            except PredictError as error:
+                error.add_note(f"in {_shown([index])} of the batch")
+                raise
             if ctx.questions is not questions or schema is None:
                 questions, schema = ctx.questions, schema_key(ctx.questions)
             lang = lang_of(agent, self.requests[index].get("lang"), self.decisions[index]) if uses_lang else None
@@ -246,6 +256,7 @@ class BatchRun:
                 group = groups[key] = _Group(questions, arguments_of(ctx.max_len, ctx.head_max_len, lang))
             group.indices.append(index)
             group.contexts.append(ctx)
+            group.states.append(state)
         return list(groups.values())
 
     def _describe(self, error: BaseException) -> None:
@@ -256,7 +267,9 @@ class BatchRun:
             f"predict_batch of {len(self.requests)}: {len(failure.results)} answered, {len(failure.failed)} failed"
             f" {_shown(failure.failed)}, {len(not_started)} not started; see the exception's `batch`"
         )
-        error.batch = failure  # type: ignore[attr-defined]
+        # An exception of an extension may take no attributes; the note has the figures.
+        with contextlib.suppress(AttributeError, TypeError):
+            error.batch = failure  # type: ignore[attr-defined]
 
 
 class _naming:  # noqa: N801 -- read as a verb: `with _naming(group):`
@@ -273,12 +286,6 @@ class _naming:  # noqa: N801 -- read as a verb: `with _naming(group):`
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             error.add_note(f"in {_shown(self.indices)} of the batch")
-
-
-def _naming_one(index: int) -> _naming:
-    group = _Group(None, {})
-    group.indices.append(index)
-    return _naming(group)
 
 
 def _shown(indices: Sequence[int]) -> str:

@@ -9,16 +9,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from undercurrent.predict.context import PredictContext
-from undercurrent.predict.errors import PredictRuntimeError
+from undercurrent.predict.errors import PredictRuntimeError, PredictTypeError, PredictValueError
 
-__all__ = ["add_routing", "arguments_of", "lang_of", "only", "system_one"]
+__all__ = ["add_routing", "arguments_of", "lang_of", "only", "state_of", "system_one"]
 
 
 def system_one(agent: Any, ctx: PredictContext, lang: str | None) -> Any:
     """Answers a context's one state."""
     if ctx.max_len is None and ctx.head_max_len is None and lang is None:
-        return agent.system_one(ctx.states[0], ctx.questions)
-    return agent.system_one(ctx.states[0], ctx.questions, **arguments_of(ctx.max_len, ctx.head_max_len, lang))
+        return agent.system_one(state_of(ctx), ctx.questions)
+    return agent.system_one(state_of(ctx), ctx.questions, **arguments_of(ctx.max_len, ctx.head_max_len, lang))
+
+
+def state_of(ctx: PredictContext) -> Any:
+    """Returns the one state of a request.
+
+    Raises:
+        PredictTypeError, PredictValueError: start hooks have left no list, or another number of states.
+    """
+    states: object = ctx.states
+    if not isinstance(states, (list, tuple)):
+        raise PredictTypeError(f"`ctx.states` must be a list with one state, start hooks left {type(states).__name__}")
+    if len(states) != 1:
+        raise PredictValueError(f"`ctx.states` must hold the request's one state, start hooks left {len(states)}")
+    return states[0]
 
 
 def arguments_of(max_len: int | None, head_max_len: int | None, lang: str | None) -> dict[str, Any]:

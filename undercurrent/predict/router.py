@@ -11,7 +11,7 @@ from undercurrent.predict.answers import MinConfidence, checked_min_confidence
 from undercurrent.predict.chain import HookChain, fail
 from undercurrent.predict.context import CORRELATION, PredictContext, new_id
 from undercurrent.predict.errors import PredictTypeError
-from undercurrent.predict.handover import add_routing, lang_of, only, system_one
+from undercurrent.predict.handover import add_routing, lang_of, only, state_of, system_one
 from undercurrent.predict.hooks import Hooks, Listeners
 from undercurrent.predict.life import correlated, live
 from undercurrent.predict.order import ERROR, ROUTE
@@ -89,7 +89,7 @@ class Router(CheckpointStore):
 
         def scan(agent: Any, ctx: PredictContext, lang: str | None) -> Any:
             given = arguments if lang is None else {**arguments, "lang": lang}
-            return agent.predict_long(ctx.states[0], ctx.questions, **given)
+            return agent.predict_long(state_of(ctx), ctx.questions, **given)
 
         return self._predict(state, questions, model, lang, lang_guess, chain, None, None, None, scan)
 
@@ -254,7 +254,14 @@ class Router(CheckpointStore):
     ) -> None:
         """Tells `on_error` of a request that failed before its start hooks; it has no end, as it had no start."""
         if chain.calls[ERROR]:
-            ctx = PredictContext([state], questions, correlation_id=CORRELATION.get(), decision=decision, router=self)
+            ctx = PredictContext(
+                [state],
+                questions,
+                correlation_id=CORRELATION.get(),
+                decision=decision,
+                model=decision.get("model") if isinstance(decision, Mapping) else None,
+                router=self,
+            )
             ctx.error = error
             fail(error, chain, ERROR, ctx)
 
