@@ -15,7 +15,7 @@ from undercurrent import ProbedModel
 from undercurrent.engines import EngineLimitationError, SyntheticEngine
 from undercurrent.router import Router
 from undercurrent.sinks import FileLogSink
-from undercurrent.spec import ExecutionMode, TensorType
+from undercurrent.spec import ExecutionMode, InterventionMode, InterventionPolicy, TensorType
 
 ASYNC = {"execution_mode": ExecutionMode.ASYNC}
 
@@ -160,3 +160,12 @@ def test_no_prompt_reaches_a_log(tiny: dict[str, Any], tmp_path: Path) -> None:
     written = path.read_text()
     assert '"kind":"result"' in written.replace(" ", "")
     assert "secret" not in written
+
+
+def test_a_bounded_point_stops_a_generation_from_a_process_of_its_own(engine: SyntheticEngine) -> None:
+    policy = InterventionPolicy(InterventionMode.BLOCK_UNTIL_SIGNAL, timeout_ms=20_000)
+    point = make_point("gate", probe_type="abort", probe_args={"count": 2}, intervention=policy)
+    with ProbedModel(backend=engine, spec=[point], probes=PROBES) as model:
+        output = model.generate("abc", max_new_tokens=9)
+        assert (output.aborted, output.abort_point, len(output.text)) == (True, "gate", 3)
+        assert output.probe_results["gate"].metadata["coverage"]["complete"]
