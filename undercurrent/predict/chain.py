@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import itertools
 import logging
@@ -160,6 +159,8 @@ def _finish(outcome: object) -> None:
     """Awaits what an `async def` hook returned; anything else that is returned is nobody's."""
     if not inspect.isawaitable(outcome):
         return
+    # Loaded by the first such hook: it is a third of what importing this package would cost.
+    import asyncio
 
     async def wait() -> None:
         await outcome
