@@ -182,10 +182,31 @@ def test_registry_sees_a_key_once_and_forgets_what_failed() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"stop": "\n"}, r"`stop` must be tuple or list, got '\\n'"),
+        ({"stop": [1]}, "`stop` must hold strings"),
+        ({"temperature": "0"}, "`temperature` must be int or float, got '0'"),
+        ({"seed": 1.5}, "`seed` must be int or None"),
+        ({"max_new_tokens": True}, "`max_new_tokens` must be int"),
+    ],
+    ids=str,
+)
+def test_settings_of_the_wrong_type_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        GenerationConfig(**changes)  # type: ignore[arg-type]
+
+
+def test_stop_strings_may_come_as_a_list() -> None:
+    assert key(generation=GenerationConfig(stop=["\n"])) == key(generation=GenerationConfig(stop=("\n",)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"max_new_tokens": 0}, "`max_new_tokens` must be >= 1"),
         ({"temperature": -1.0}, "`temperature` must be a finite number >= 0"),
         ({"temperature": float("nan")}, "`temperature`"),
         ({"top_p": 0.0}, "`top_p` must be above 0"),
+        ({"top_k": -1}, "`top_k` must be >= 0"),
     ],
     ids=str,
 )

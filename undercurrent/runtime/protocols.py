@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from undercurrent.runtime.archive_rows import CoalitionRecord
-from undercurrent.runtime.domain.generation import ProbeValue
 from undercurrent.runtime.jobs import CoalitionJob
 
 __all__ = [
@@ -29,18 +28,6 @@ class Generation(Protocol):
     @property
     def text(self) -> str:
         """The generated text."""
-
-
-class MeasuredGeneration(Generation, Protocol):
-    """A generation with all that an archive can store."""
-
-    @property
-    def logprobs(self) -> Sequence[float] | None:
-        """Natural log-probability of each generated token."""
-
-    @property
-    def values(self) -> Mapping[str, ProbeValue] | None:
-        """What probes and value functions said, by name."""
 
 
 # The snapshot is whatever the jobs carry: the generator and who makes the jobs agree on its type.

@@ -98,6 +98,6 @@ class RowRelay:
             for sink in sinks:
                 try:
                     sink.write_row(record)
-                except Exception:
+                except (Exception, SystemExit, KeyboardInterrupt):
                     self.failures += 1
                     _logger.exception("archive: sink %r failed on row %d", sink, record.record_id)

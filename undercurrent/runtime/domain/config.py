@@ -8,12 +8,21 @@ from typing import Literal
 import msgspec
 
 from undercurrent.errors import did_you_mean, one_of
-from undercurrent.runtime.errors import RuntimeValueError
+from undercurrent.runtime.errors import RuntimeTypeError, RuntimeValueError
 
 __all__ = ["DedupConfig", "DedupMode", "GenerationConfig"]
 
 DedupMode = Literal["auto", "on", "off"]
 _MODES = ("auto", "on", "off")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "max_new_tokens": (int,),
+    "temperature": (int, float),
+    "top_k": (int,),
+    "top_p": (int, float),
+    "seed": (int, type(None)),
+    "stop": (tuple, list),
+    "template": (str, type(None)),
+}
 
 
 class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,10 +44,21 @@ class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Chat template, where it is not the model's own."""
 
     def __post_init__(self) -> None:
+        for name, kinds in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                expected = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+                raise RuntimeTypeError(f"`{name}` must be {expected}, got {value!r}")
+        # A list would make the settings unhashable, and each key would be computed anew.
+        msgspec.structs.force_setattr(self, "stop", tuple(self.stop))
+        if not all(isinstance(text, str) for text in self.stop):
+            raise RuntimeTypeError(f"`stop` must hold strings, got {self.stop!r}")
         if self.max_new_tokens < 1:
             raise RuntimeValueError(f"`max_new_tokens` must be >= 1, got {self.max_new_tokens!r}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise RuntimeValueError(f"`temperature` must be a finite number >= 0, got {self.temperature!r}")
+        if self.top_k < 0:
+            raise RuntimeValueError(f"`top_k` must be >= 0, got {self.top_k!r}")
         if not 0 < self.top_p <= 1:
             raise RuntimeValueError(f"`top_p` must be above 0 and at most 1, got {self.top_p!r}")
 
