@@ -19,6 +19,9 @@ from undercurrent.cli.commands import undercurrent
 from undercurrent.core import load_probe
 from undercurrent.core.aggregation import Mean
 
+# A process that imports torch takes its time on a busy machine.
+pytestmark = pytest.mark.timeout(180)
+
 TEXTS = Path(__file__).resolve().parent.parent / "texts" / "labelled.jsonl"
 TRAIN = ("--model", "tiny", "--layer", "2")
 COMMAND = Path(sys.executable).with_name("undercurrent")
@@ -240,7 +243,7 @@ def test_help_and_completion_of_the_group_load_neither_numpy_nor_torch(tmp_path:
 
 
 def test_ctrl_c_while_reading_leaves_no_file_and_no_traceback(tmp_path: Path) -> None:
-    texts = write_texts(tmp_path / "texts.jsonl", 20_000)
+    texts = write_texts(tmp_path / "texts.jsonl", 3000)
     command = [str(COMMAND), "probe", "train", str(texts), *TRAIN, "--batch-size", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}) as process:
         assert process.stderr is not None
