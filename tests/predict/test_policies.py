@@ -144,6 +144,20 @@ def test_hook_over_its_deadline_can_no_longer_change_the_context() -> None:
     assert [step[2] for step in trace] == ["kept as it is"] * 2
 
 
+def test_what_a_hook_did_before_its_deadline_passed_does_not_count_either() -> None:
+    def change_then_hang(ctx: PredictContext) -> None:
+        ctx.states = ["half redacted"]
+        ctx.max_len = 1
+        hang(ctx)
+
+    hang = Hang()
+    checkpoint = WordCheckpoint()
+    agent = Agent(checkpoint, hooks=Starter(change_then_hang, failure="open", deadline_s=0.05))
+    agent.predict("kept as it is", LATE)
+    hang.let_go()
+    assert checkpoint.seen == ["kept as it is"]
+
+
 def test_hook_over_its_deadline_cannot_change_in_place_what_it_was_given() -> None:
     questions = {"late": {"type": "noul", "instructions": "a parcel is late"}}
     seen: list[Any] = []
