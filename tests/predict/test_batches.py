@@ -144,6 +144,21 @@ def test_route_load_evict_predict_and_the_nested_agent_share_one_correlation_id(
     assert outer.contexts[-1][1].correlation_id != contexts[0].correlation_id
 
 
+def test_calls_that_a_hook_makes_share_the_correlation_of_its_call() -> None:
+    router = make_router()
+    seen: list[str] = []
+
+    def call_back(ctx: PredictContext) -> None:
+        seen.append(ctx.correlation_id)
+        if ctx.states == ["outer"]:
+            router.predict(**english("inner"), on_predict_start=call_back)
+            router.predict_batch([english("inner")], on_predict_start=call_back)
+
+    router.predict(**english("outer"), on_predict_start=call_back)
+    router.predict(**english("another"), on_predict_start=call_back)
+    assert seen[0] == seen[1] == seen[2] != seen[3]
+
+
 def test_hit_in_a_batch_is_not_inferred_and_gets_its_routing() -> None:
     checkpoint = WordCheckpoint()
 
