@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,7 +18,9 @@ def run(kills: int, folder: Path, timeout_s: int, *plant: str) -> subprocess.Com
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")  # shown when the test fails; kill_program.py replays it
     command = [sys.executable, "-P", str(PROGRAM), str(kills), str(seed), str(folder), *plant]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    # A writer that is killed while it copies leaves the copy in the temporary folder.
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
 
 
 def kill_writers(kills: int, folder: Path, timeout_s: int) -> None:

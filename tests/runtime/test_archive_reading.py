@@ -91,6 +91,19 @@ def test_loading_an_abandoned_archive_leaves_the_folder_byte_identical(abandoned
     assert fingerprint(abandoned) == before
 
 
+def test_the_private_copy_of_an_abandoned_archive_has_no_name(
+    abandoned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    with RunArchive.load(abandoned) as archive:
+        assert list(place.iterdir()) == []
+        assert [record.record_id for record in archive.history_lazy()] == list(range(1, 41))
+        assert archive.lookup(make_draft(3).coalition_key) is not None
+        assert archive.row_count == 40
+
+
 def test_loading_beside_a_living_writer_shows_what_is_committed(writer: tuple[Path, subprocess.Popen[str]]) -> None:
     root, process = writer
     before = fingerprint(root)

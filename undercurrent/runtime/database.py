@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,6 +34,7 @@ UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 _JOURNAL_BYTE = 18
 _WAL = 2
 _COPY_TRIES = 5
+_TAILS = ("", "-wal", "-journal")
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -111,17 +113,12 @@ class ReadOnlyDatabase:
             ManifestVersionError: it is of another schema.
         """
         self.path = root / DATABASE_FILE
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._connection = self._open(is_held(root) if has_writer is None else has_writer)
         try:
-            self._connection = self._open(is_held(root) if has_writer is None else has_writer)
-            try:
-                check_schema(self._connection, self.path)
-                self._has_values = self._ask("SELECT 1 FROM sqlite_master WHERE name = 'coalition_values'") is not None
-            except BaseException:
-                self._connection.close()
-                raise
+            check_schema(self._connection, self.path)
+            self._has_values = self._ask("SELECT 1 FROM sqlite_master WHERE name = 'coalition_values'") is not None
         except BaseException:
-            self._remove_copy()
+            self._connection.close()
             raise
 
     @property
@@ -165,9 +162,8 @@ class ReadOnlyDatabase:
             raise ArchiveCorruptError(f"{self.path} cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Closes the connection and removes the private copy; idempotent."""
+        """Closes the connection; idempotent."""
         self._connection.close()
-        self._remove_copy()
 
     def _ask(self, query: str) -> tuple[object, ...] | None:
         try:
@@ -191,28 +187,33 @@ class ReadOnlyDatabase:
         return self._open_copy()
 
     def _open_copy(self) -> sqlite3.Connection:
-        """Copies database and journal, again where somebody without a lease wrote meanwhile."""
-        for _ in range(_COPY_TRIES):
-            before = _traces(self.path)
-            self._remove_copy()
-            self._copy = tempfile.TemporaryDirectory(prefix="undercurrent-archive-")
+        """Opens a copy of database and journal whose names are gone again, so that it ends with the process."""
+        with tempfile.TemporaryDirectory(prefix="undercurrent-archive-") as folder:
+            copy = Path(folder) / self.path.name
+            for _ in range(_COPY_TRIES):
+                before = _traces(self.path)
+                self._copy_to(copy)
+                # Somebody without a lease may have written meanwhile.
+                if _traces(self.path) == before:
+                    break
+            connection = connect(copy, "mode=rw")
             try:
-                for tail in ("", "-wal", "-journal"):
-                    if _size(self.path, tail) > 0:
-                        shutil.copyfile(f"{self.path}{tail}", Path(self._copy.name) / f"{self.path.name}{tail}")
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise ArchiveAccessError(f"{self.path} cannot be copied to be read: {error}") from error
-            if _traces(self.path) == before:
-                break
-        assert self._copy is not None
-        return connect(Path(self._copy.name) / self.path.name, "mode=rw")
+                # Opens the journal and its index, or rolls it back: no name is needed after that.
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            except UNREADABLE as error:
+                connection.close()
+                raise ArchiveCorruptError(f"{self.path} cannot be read as an SQLite database: {error}") from error
+        return connection
 
-    def _remove_copy(self) -> None:
-        if self._copy is not None:
-            self._copy.cleanup()
-            self._copy = None
+    def _copy_to(self, copy: Path) -> None:
+        try:
+            for tail in _TAILS:
+                Path(f"{copy}{tail}").unlink(missing_ok=True)
+                if _size(self.path, tail) > 0:
+                    with suppress(FileNotFoundError):
+                        shutil.copyfile(f"{self.path}{tail}", f"{copy}{tail}")
+        except OSError as error:
+            raise ArchiveAccessError(f"{self.path} cannot be copied to be read: {error}") from error
 
 
 def connect(path: Path, query: str) -> sqlite3.Connection:
@@ -243,7 +244,7 @@ def _size(path: Path, tail: str) -> int:
 
 
 def _traces(path: Path) -> list[tuple[int, int] | None]:
-    return [_trace(Path(f"{path}{tail}")) for tail in ("", "-wal", "-journal")]
+    return [_trace(Path(f"{path}{tail}")) for tail in _TAILS]
 
 
 def _trace(path: Path) -> tuple[int, int] | None:
