@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from undercurrent.cli.models import missing_model_named, resolve_model
@@ -13,19 +12,10 @@ from undercurrent.errors import did_you_mean, one_of
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["POSITIONS", "Captured", "capture", "open_engine"]
+__all__ = ["POSITIONS", "capture", "open_engine"]
 
 POSITIONS = ("last", "mean", "all")
 _BYTES_MAX = 8 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """Activations of one layer and tensor type."""
-
-    sequences: list[np.ndarray[Any, Any]]
-    """Per text `(tokens, hidden)` float32, of the tokens that the position asks for."""
-    token_count: int
 
 
 def open_engine(model: str, *, device: str | None) -> Any:
@@ -63,8 +53,10 @@ def check_place(engine: Any, layer: int, tensor_type: str) -> None:
 
 def capture(
     engine: Any, texts: Sequence[str], *, layer: int, tensor_type: str, position: str, batch_size: int
-) -> Captured:
-    """Reads every text once. `last` keeps its last token, the others all but a begin token, which says nothing.
+) -> list[np.ndarray[Any, Any]]:
+    """Reads every text once, as `(tokens, hidden)` float32 each.
+
+    `last` keeps its last token, the others all but a begin token, which says nothing.
 
     Raises:
         CLIError: the activations would not fit into memory.
@@ -76,8 +68,7 @@ def capture(
     check_place(engine, layer, tensor_type)
     key = (layer, TensorType(tensor_type))
     token_ids = [engine.tokenizer(text)["input_ids"] for text in texts]
-    token_count = sum(map(len, token_ids))
-    kept = len(texts) if position == "last" else token_count
+    kept = len(texts) if position == "last" else sum(map(len, token_ids))
     size = kept * engine.capabilities.hidden_size * 4
     if size > _BYTES_MAX:
         raise CLIError(
@@ -95,4 +86,4 @@ def capture(
             rows = read[key][-1:] if position == "last" else read[key][1 if has_begin else 0 :]
             sequences.append(rows.copy())  # else one row would keep its whole batch alive
             progress.advance(task)
-    return Captured(sequences, token_count)
+    return sequences

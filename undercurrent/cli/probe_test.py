@@ -67,7 +67,7 @@ def command(
     width = engine.capabilities.hidden_size
     if width != saved.hidden_size:
         raise CLIError(f"the probe takes {saved.hidden_size} values per token, and this model has {width}")
-    captured = capture(
+    sequences = capture(
         engine,
         labelled.texts,
         layer=saved.layer,
@@ -75,7 +75,7 @@ def command(
         position=str(saved.training.get("position", "last" if saved.aggregation is None else "all")),
         batch_size=batch_size,
     )
-    found = _measure(saved, captured.sequences, labelled, positive, threshold)
+    found = _measure(saved, sequences, labelled, positive, threshold)
     if picture is not None:
         draw(found, picture, title=f"{probe.name} on {texts.name}")
     if as_json:
@@ -104,7 +104,6 @@ def _measure(
 
     values = last_values(saved, sequences)
     form = saved.aggregation
-    limit = threshold
     if isinstance(form, (KOfN, Cusum)):
         # Counts and sums are held against the aggregate's own limit, and are no chances.
         scores, own = values, float(form.k if isinstance(form, KOfN) else form.limit)
@@ -113,7 +112,7 @@ def _measure(
     return evaluate(
         scores,
         [label == positive for label in labelled.labels],
-        threshold=own if limit is None else limit,
+        threshold=own if threshold is None else threshold,
         groups=labelled.groups if labelled.has_groups else None,
         is_probability=saved.is_probability and not isinstance(form, (KOfN, Cusum)),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from undercurrent.cli.models import MODEL_HELP
-from undercurrent.cli.probe_capture import POSITIONS, Captured, capture, open_engine
+from undercurrent.cli.probe_capture import POSITIONS, capture, open_engine
 from undercurrent.cli.probe_picture import check_picture, draw
 from undercurrent.cli.probe_report import report_lines
 from undercurrent.cli.probe_texts import LabelledTexts, read_labelled
@@ -80,7 +80,7 @@ def command(texts: Path, *, model: str, device: str | None, no_picture: bool, as
     names = labelled.choose_positive(options["positive"])
     split = _split(labelled, options["held_out"], options["seed"])
     engine = open_engine(model, device=device)
-    captured = capture(
+    sequences = capture(
         engine,
         labelled.texts,
         layer=options["layer"],
@@ -88,7 +88,7 @@ def command(texts: Path, *, model: str, device: str | None, no_picture: bool, as
         position=options["position"],
         batch_size=options["batch_size"],
     )
-    probe, evaluation = _train(captured, labelled, split, names, engine.model_name, options)
+    probe, evaluation = _train(sequences, labelled, split, names, engine.model_name, options)
     from undercurrent.core import save_probe
 
     save_probe(out, probe)
@@ -113,7 +113,7 @@ def _split(labelled: LabelledTexts, held_out: float, seed: int) -> Split:
 
 
 def _train(
-    captured: Captured,
+    sequences: list[Any],
     labelled: LabelledTexts,
     split: Split,
     names: tuple[str, str],
@@ -126,7 +126,7 @@ def _train(
 
     truth = np.array([label == names[1] for label in labelled.labels], dtype=np.int64)
     groups = np.array(labelled.groups)
-    rows, owners = _training_rows(captured, split.train, options["position"])
+    rows, owners = _training_rows(sequences, split.train, options["position"])
     facts = {
         "texts_sha256": labelled.digest,
         "texts": {name: len(getattr(split, name)) for name in ("train", "calibration", "held_out")},
@@ -150,7 +150,7 @@ def _train(
     )
 
     def margins(part: Any) -> Any:
-        return last_values(probe, [captured.sequences[index] for index in part])
+        return last_values(probe, [sequences[index] for index in part])
 
     apart = margins(split.calibration)
     if options["kind"] != "mean_difference":
@@ -171,11 +171,11 @@ def _train(
     return replace(probe, threshold=threshold, training=training), evaluation
 
 
-def _training_rows(captured: Captured, part: Any, position: str) -> tuple[Any, Any]:
+def _training_rows(sequences: list[Any], part: Any, position: str) -> tuple[Any, Any]:
     """Rows `(n, hidden)` and the text each belongs to."""
     import numpy as np
 
-    chosen = [captured.sequences[index] for index in part]
+    chosen = [sequences[index] for index in part]
     if position == "mean":
         return np.stack([rows.mean(axis=0) for rows in chosen]), part
     return np.concatenate(chosen), np.repeat(part, [len(rows) for rows in chosen])
