@@ -31,9 +31,9 @@ def errors_only(package: str) -> Rule:
 
 
 RULES = {
-    # A process of an executor holds a model, so the nursery, which forks in a millisecond and never has torch, cannot make
+    # An executor's process holds a model, so the nursery, which forks in a millisecond and never has torch, cannot make
     # it; and runtime stands beside workers, not on them.
-    "only the supervisor, the nursery and an executor start processes": Rule(
+    "three modules start processes": Rule(
         (
             *("subprocess", "subprocess.*", "multiprocessing", "multiprocessing.*", "asyncio.create_subprocess_*"),
             *("os.fork", "os.forkpty", "os.exec*", "os.spawn*", "os.posix_spawn*", "os.system", "os.popen", "pty.fork"),
@@ -113,8 +113,8 @@ def test_product_code_keeps_the_rule(rule: str) -> None:
 
 
 PLANTS = [
-    ("only the supervisor, the nursery and an executor start processes", "undercurrent.router", "import os\nos.fork()"),
-    ("only the supervisor, the nursery and an executor start processes", "undercurrent.sinks", "from subprocess import Popen"),
+    ("three modules start processes", "undercurrent.router", "import os\nos.fork()"),
+    ("three modules start processes", "undercurrent.sinks", "from subprocess import Popen"),
     ("only ipc.memory and ipc.page make memory", "undercurrent.workers", "import os as o\no.memfd_create('x')"),
     ("only ipc.ring and ipc.doorbell touch the extension", "undercurrent.router", "from undercurrent.ipc import _ring"),
     ("only cli reads argv", "undercurrent.workers.loop", "from sys import argv"),
@@ -131,6 +131,6 @@ def test_rule_sees_a_planted_violation(rule: str, module: str, source: str) -> N
 
 
 def test_rule_lets_the_allowed_module_through() -> None:
-    rule = RULES["only the supervisor, the nursery and an executor start processes"]
+    rule = RULES["three modules start processes"]
     assert not violations(rule, "undercurrent.workers.nursery", "import os\nos.fork()")
     assert not violations(RULES["predict knows errors only"], "undercurrent.predict", "import undercurrent.errors")
