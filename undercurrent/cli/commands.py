@@ -41,6 +41,7 @@ VERBS = {
     "run": VerbEntry("Run", "run", "Generate while probes watch, and show what they say"),
     "record": VerbEntry("Run", "record", "Keep what a model computes, to replay it through other probes"),
     "replay": VerbEntry("Run", "replay", "Test probes on what a model computed before"),
+    "decide": VerbEntry("Run", "decide", "Answer typed questions about texts"),
     "probe": VerbEntry("Probes", "probe", "Train probes on labelled texts, test them, and show what a file holds"),
     "explain": VerbEntry("Explain", "explain", "Say which parts of a prompt made the probe fire"),
     "reanalyze": VerbEntry("Explain", "reanalyze", "Score a finished run again, without the model"),
