@@ -15,6 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from undercurrent.core import ProbeResult, ProbeSignal, RequestContext
+from undercurrent.core.whole_files import put_in_place, write_whole
 from undercurrent.engines.base import RowRouter
 from undercurrent.engines.recording_format import (
     FORMAT,
@@ -24,7 +25,7 @@ from undercurrent.engines.recording_format import (
     RecordedRequest,
     TensorName,
 )
-from undercurrent.engines.recording_shard import ShardBuilder, put_in_place, row_size_bytes
+from undercurrent.engines.recording_shard import ShardBuilder, row_size_bytes
 from undercurrent.errors import ProbingRuntimeError, ProbingValueError
 from undercurrent.router import RowEntry
 from undercurrent.spec import ExtractionPoint, ProbeSpec, TensorType, probe_spec_to_dict
@@ -241,7 +242,4 @@ class ActivationRecorder:
         self._shard_count += 1
 
     def _write_manifest(self, manifest: Manifest) -> None:
-        path = self._folder / MANIFEST_NAME
-        temporary = path.with_name(f".{MANIFEST_NAME}.tmp")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-        put_in_place(temporary, path)
+        write_whole(self._folder / MANIFEST_NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from undercurrent.engines.recording_format import (
 )
 from undercurrent.errors import UnsupportedPayloadError
 
-__all__ = ["ShardBuilder", "put_in_place", "row_size_bytes"]
+__all__ = ["ShardBuilder", "row_size_bytes"]
 
 
 class ShardBuilder:
@@ -155,16 +154,3 @@ def row_size_bytes(rows: Any) -> int:
     row_kind(rows)
     count = int(np.prod(rows.shape[1:], dtype=np.int64))
     return max(1, count * int(rows.itemsize))
-
-
-def put_in_place(temporary: Path, path: Path) -> None:
-    """Renames a written file, after its bytes are on disk, so that `path` is whole or not there."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        # A rename is on disk when its folder is (fsync(2)).
-        os.fsync(folder)
-    finally:
-        os.close(folder)

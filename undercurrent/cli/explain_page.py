@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from undercurrent.cli.explain_views import interval_words, summary_lines
+from undercurrent.core.whole_files import write_whole
 
 if TYPE_CHECKING:
     from undercurrent.runtime.domain import Player
@@ -36,12 +36,7 @@ td.number { text-align: right; white-space: nowrap; }
 
 def write_page(explanation: Explanation, path: Path) -> None:
     """Writes the page, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(render_page(explanation), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, render_page(explanation).encode())
 
 
 def render_page(explanation: Explanation) -> str:

@@ -7,7 +7,6 @@ says.
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from undercurrent.core.aggregation import Aggregation
 from undercurrent.core.calibration import Calibration
 from undercurrent.core.saved import SavedProbe
 from undercurrent.core.weights import KNOTS
+from undercurrent.core.whole_files import write_whole
 from undercurrent.errors import (
     ProbeFileError,
     ProbeFileNotFoundError,
@@ -79,7 +79,7 @@ def save_probe(path: str | os.PathLike[str], probe: SavedProbe) -> None:
         settings=dict(probe.settings),
     )
     metadata = {_HEADER_KEY: msgspec.json.encode(header).decode()}
-    _write_whole(Path(path), save(dict(probe.weights), metadata=metadata))
+    write_whole(Path(path), save(dict(probe.weights), metadata=metadata))
 
 
 def load_probe(path: str | os.PathLike[str]) -> SavedProbe:
@@ -157,22 +157,3 @@ def _read_header(metadata: dict[str, str], names: list[str], path: Path) -> _Hea
         return msgspec.json.decode(text.encode(), type=_Header)
     except msgspec.MsgspecError as error:
         raise ProbeFileError(f"{str(path)!r} has a damaged {_HEADER_KEY!r} header: {error}") from None
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Writes beside the target and renames: a reader sees the old file or the new one, also after a power cut."""
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
