@@ -12,25 +12,36 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from undercurrent.engines.checkpoint_calibration import Calibration
-from undercurrent.engines.checkpoint_texts import Budget, Tokens, cut_state, require_room, state_text
-from undercurrent.predict.checkpoint import CallOptions, EncodedState, Scores
+from undercurrent.engines.checkpoint_texts import Budget, Tokens, cut_state, require_room, split_state, state_text
+from undercurrent.engines.checkpoint_texts import token_reader
+from undercurrent.predict.checkpoint import CallOptions, EncodedState, Scores, StateWindow
+from undercurrent.predict.errors import PredictValueError
 from undercurrent.predict.questions import Question
 
 __all__ = ["EncoderCheckpoint"]
 
-_OPTIONS_KEPT_MAX = 1024
+_QUESTIONS_KEPT_MAX = 1024
+_ROWS_PER_PASS = 64
 # Cosines of sentence encoders differ by hundredths; this is where softmax begins to tell them apart.
 _SHARPNESS = 20.0
+# The cosine up to which a text and a statement have nothing to do with each other: where "no" begins if nothing says
+# what it looks like. It parts the fitting items of tests/checkpoint_items.py best, 0.98 of them, for MiniLM-L6.
+_UNRELATED = 0.13
+_SPECIAL_COUNT = 2
 
 
 class _EncoderBatch(msgspec.Struct, frozen=True):
     token_ids: Tensor
-    """`(states x questions, longest) int64`, padded on the right."""
+    """`(rows, longest) int64`, padded on the right; a row is a state, or an option."""
     mask: Tensor
 
 
 class EncoderCheckpoint:
     """An encoder of sentences, mean-pooled. Options are scored one by one, so their order changes nothing.
+
+    The state is embedded on its own, once for all questions, and compared with each option behind the instructions; a
+    yes/no question that does not describe its "no" is a statement, compared with a cosine that says "unrelated". Short
+    questions about what a text is about suit it; what takes reasoning does not.
 
     See `undercurrent.predict.Checkpoint`. Any number of threads may use it at once.
     """
@@ -46,13 +57,23 @@ class EncoderCheckpoint:
         budget: Budget | None = None,
         calibration: Calibration | None = None,
     ) -> None:
-        """Takes a loaded transformers encoder in evaluation mode and its tokenizer."""
+        """Takes a loaded transformers encoder in evaluation mode and its tokenizer.
+
+        Raises:
+            PredictValueError: the tokenizer does not mark the ends of a sequence.
+        """
+        ends = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        if None in ends:
+            raise PredictValueError(f"a tokenizer with a first and a last token was expected, got {ends!r}")
         self.model_id = model_id
         self._model = model
-        self._tokenizer = tokenizer
+        self._first, self._last = ends
+        self._padding = tokenizer.pad_token_id or 0
+        self._to_text = tokenizer.decode
+        self._tokens = token_reader(tokenizer)
         self._budget = budget or Budget(256, 96)
         self._calibration = calibration or Calibration()
-        self._options: OrderedDict[tuple[str, ...], Tensor] = OrderedDict()
+        self._questions: OrderedDict[tuple[str, ...], Tensor] = OrderedDict()
 
     @property
     def device(self) -> str:
@@ -65,83 +86,95 @@ class EncoderCheckpoint:
         return sum(part.nbytes for part in (*self._model.parameters(), *self._model.buffers()))
 
     def check(self, questions: Sequence[Question], options: CallOptions) -> None:
-        """Each option is a sequence of its own: it and the instructions must fit.
+        """Each option is a sequence of its own: it must fit behind the instructions, and the state beside nothing.
 
         Raises:
             PredictValueError: one does not.
         """
         budget = Budget.of(options, self._budget)
         for question in questions:
-            require_room(question, [len(self._head(question))], budget)
-            for text in question.texts:
-                require_room(question, [0, len(self._tokens(text))], budget)
+            texts = _option_texts(question)
+            fitting = [text for text in texts if len(self._tokens(text)) + _SPECIAL_COUNT <= budget.head_max_len]
+            if len(fitting) < len(texts):
+                longest = max(len(self._tokens(text)) + _SPECIAL_COUNT for text in texts)
+                require_room(question, [*([0] * (len(fitting) + 1)), longest], budget)
 
-    def encode(self, state: object, questions: Sequence[Question], options: CallOptions) -> EncodedState[list[Tokens]]:
-        """One sequence per question: its instructions, then the state."""
+    def encode(self, state: object, questions: Sequence[Question], options: CallOptions) -> EncodedState[Tokens]:
+        """The state as one sequence, whatever is asked."""
         budget = Budget.of(options, self._budget)
         tokens = self._tokens(state_text(state))
-        rows, cut, least = [], [], len(tokens)
-        for question in questions:
-            head = self._head(question)
-            kept = cut_state(tokens, budget.max_len - len(head) - 2, is_conversation=isinstance(state, list))
-            rows.append([self._tokenizer.cls_token_id, *head, *kept, self._tokenizer.sep_token_id])
-            if len(kept) < len(tokens):
-                cut.append(question.id)
-            least = min(least, len(kept))
+        kept = cut_state(tokens, budget.max_len - _SPECIAL_COUNT, is_conversation=isinstance(state, list))
+        is_cut = len(kept) < len(tokens)
         return EncodedState(
-            rows,
-            input_tokens=sum(map(len, rows)),
+            [self._first, *kept, self._last],
+            input_tokens=len(kept) + _SPECIAL_COUNT,
             state_tokens=len(tokens),
-            state_tokens_dropped=len(tokens) - least,
-            truncated_questions=tuple(cut),
+            state_tokens_dropped=len(tokens) - len(kept),
+            truncated_questions=tuple(question.id for question in questions) if is_cut else (),
         )
 
-    def collate(self, encoded: Sequence[EncodedState[list[Tokens]]]) -> _EncoderBatch:
-        """All questions of all states as one padded batch."""
-        return self._pad([row for state in encoded for row in state.row])
+    def collate(self, encoded: Sequence[EncodedState[Tokens]]) -> _EncoderBatch:
+        """All states as one padded batch."""
+        return self._pad([state.row for state in encoded])
 
     def forward(self, batch: _EncoderBatch) -> Tensor:
-        """Embeddings `(states x questions, hidden) float32` of length 1."""
-        return self._embed(batch).cpu()
+        """Embeddings `(states, hidden) float32` of length 1."""
+        return self._embed(batch)
 
     def decode(
         self,
         output: Tensor,
-        encoded: Sequence[EncodedState[list[Tokens]]],
+        encoded: Sequence[EncodedState[Tokens]],
         questions: Sequence[Question],
         options: CallOptions,
     ) -> list[list[Scores]]:
         """Softmax over cosines, calibrated."""
-        embeddings = output.view(len(encoded), len(questions), -1)
         by_question = []
-        for at, question in enumerate(questions):
-            cosines = embeddings[:, at] @ self._options_of(question).T
+        for question in questions:
+            cosines = output @ self._embedded(_option_texts(question)).T
+            if cosines.shape[-1] < len(question.keys):
+                cosines = torch.nn.functional.pad(cosines, (1, 0), value=_UNRELATED)
             rows = (cosines * _SHARPNESS).softmax(-1).tolist()
             by_question.append([Scores(self._calibration.apply(question.type, row)) for row in rows])
         return [list(scores) for scores in zip(*by_question, strict=True)]
 
-    def _options_of(self, question: Question) -> Tensor:
-        """Embeddings `(options, hidden)` of the options' texts, kept by text."""
-        known = self._options.get(question.texts)
+    def split(
+        self,
+        state: object,
+        questions: Sequence[Question],
+        options: CallOptions,
+        *,
+        window_tokens: int | None,
+        stride_tokens: int | None,
+    ) -> Sequence[StateWindow]:
+        """Windows as long as a sequence.
+
+        Raises:
+            PredictValueError: no room, or a stride longer than the window.
+        """
+        return split_state(
+            self._tokens(state_text(state)),
+            self._to_text,
+            room=Budget.of(options, self._budget).max_len - _SPECIAL_COUNT,
+            window_tokens=window_tokens,
+            stride_tokens=stride_tokens,
+        )
+
+    def _embedded(self, texts: tuple[str, ...]) -> Tensor:
+        """Embeddings `(texts, hidden)` of a question's options, kept by their texts."""
+        known = self._questions.get(texts)
         if known is None:
-            special = (self._tokenizer.cls_token_id, self._tokenizer.sep_token_id)
-            rows = [[special[0], *self._tokens(text), special[1]] for text in question.texts]
-            known = self._embed(self._pad(rows)).cpu()
-            self._options[question.texts] = known
-            while len(self._options) > _OPTIONS_KEPT_MAX:
-                self._options.popitem(last=False)
+            rows = [[self._first, *self._tokens(text), self._last] for text in texts]
+            parts = [rows[at : at + _ROWS_PER_PASS] for at in range(0, len(rows), _ROWS_PER_PASS)]
+            known = torch.cat([self._embed(self._pad(part)) for part in parts])
+            self._questions[texts] = known
+            while len(self._questions) > _QUESTIONS_KEPT_MAX:
+                self._questions.popitem(last=False)
         return known
-
-    def _head(self, question: Question) -> Tokens:
-        return self._tokens(f"{question.instructions}\n")
-
-    def _tokens(self, text: str) -> Tokens:
-        found: Tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
 
     def _pad(self, rows: Sequence[Tokens]) -> _EncoderBatch:
         longest = max(map(len, rows))
-        tokens = torch.full((len(rows), longest), self._tokenizer.pad_token_id or 0)
+        tokens = torch.full((len(rows), longest), self._padding)
         mask = torch.zeros((len(rows), longest), dtype=torch.long)
         for at, row in enumerate(rows):
             tokens[at, : len(row)] = torch.tensor(row)
@@ -152,4 +185,21 @@ class EncoderCheckpoint:
     def _embed(self, batch: _EncoderBatch) -> Tensor:
         hidden = self._model(input_ids=batch.token_ids, attention_mask=batch.mask).last_hidden_state.float()
         weights = batch.mask.unsqueeze(-1).float()
-        return normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1), dim=-1)
+        return normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1), dim=-1).cpu()
+
+
+def _option_texts(question: Question) -> tuple[str, ...]:
+    """What the state is compared with, in the order of the keys; a bare yes/no question has only its "yes"."""
+    instructions = question.instructions
+    if question.type == "score":
+        return tuple(f"{instructions} {description}" for description in question.descriptions)
+    if question.type == "choice":
+        return tuple(f"{instructions} {text}" for text in question.texts)
+    no, yes = question.descriptions
+    if question.labels != question.keys:
+        # Labels of the caller's own say what both answers are about.
+        no, yes = (
+            label if text is None else f"{label}: {text}" for label, text in zip(question.labels, (no, yes), strict=True)
+        )
+    affirmed = instructions if yes is None else f"{instructions} {yes}"
+    return (affirmed,) if no is None else (f"{instructions} {no}", affirmed)
