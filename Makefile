@@ -52,7 +52,7 @@ test-system test-engines test-cluster: test-%: build
 	@$(PY) -P -m pytest -m '$*' $(ARGS) || { status=$$?; [ $$status -eq 5 ] || exit $$status; }
 test-system: ## what needs root, a Debian package or a cross compiler
 test-engines: $(VENV)/.demo $(VENV)/.decide $(VENV)/.peer ## what needs a big engine or a real model
-test-cluster: ## what needs a cluster
+test-cluster: ## two Ray nodes in network namespaces; root
 
 demo: build $(VENV)/.demo ## a real model, three probes, one stopped generation (ARGS=--tiny: random weights)
 	$(PY) -P -m undercurrent.examples.demo $(ARGS)

@@ -13,6 +13,7 @@ from coalition_models import WordModel
 from runtime_jobs import text_of
 
 from undercurrent.runtime import CoalitionJob, GenerationRecord, ProbeValue
+from undercurrent.runtime.domain import Conversation
 
 
 class HashModel:
@@ -133,3 +134,25 @@ class Unpicklable:
 
     async def generate_batch(self, jobs: Sequence[CoalitionJob]) -> list[object]:
         return [lambda: None for _ in jobs]
+
+
+class ScoringModel:
+    """Gives every prompt a number with a full mantissa, slowly; each answer leaves a mark that says who gave it."""
+
+    model_id = "scores"
+
+    def __init__(self, folder: str, pause_s: float = 0.0) -> None:
+        self._marks = Path(folder) / "answers"
+        self._pause_s = pause_s
+
+    async def generate_batch(self, jobs: Sequence[CoalitionJob]) -> list[GenerationRecord]:
+        return [await self._answer(job) for job in jobs]
+
+    async def _answer(self, job: CoalitionJob) -> GenerationRecord:
+        assert isinstance(job.snapshot, Conversation)
+        await asyncio.sleep(self._pause_s)
+        with self._marks.open("a") as marks:
+            marks.write(f"{os.getpid()}\n")
+        digest = text_of(job.snapshot.text)
+        scores = tuple(int(digest[start : start + 3], 16) / 7 for start in range(0, 12, 3))
+        return GenerationRecord(digest, None, {"score": ProbeValue(sum(scores) / 3, scores)})

@@ -15,6 +15,7 @@ from undercurrent.runtime.executors.errors import (
 )
 from undercurrent.runtime.executors.factory import GeneratorFactory
 from undercurrent.runtime.executors.local_executor import LocalExecutor
+from undercurrent.runtime.executors.ray_executor import RayExecutor
 
 __all__ = [
     "ExecutorError",
@@ -24,5 +25,6 @@ __all__ = [
     "ExecutorUnavailableError",
     "GeneratorFactory",
     "LocalExecutor",
+    "RayExecutor",
     "RemoteGenerationError",
 ]
