@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
-import venv
 from pathlib import Path
 
-from undercurrent.benchmarks.harness import BenchmarkError
+from undercurrent.benchmarks.peer import make_peer, peer_folder
 
 PREDICT_PEER = "laya==0.4.15"
-# Of its dependencies the scenarios import these two; torch is lent by this interpreter, where it is installed.
+# Of its dependencies the scenarios import these; torch is lent by this interpreter, where it is installed.
 NEEDS = ("numpy",)
-INSTALL_S = 600.0
 
 
 def predict_peer_python(cache: Path | None = None) -> Path:
@@ -23,23 +19,10 @@ def predict_peer_python(cache: Path | None = None) -> Path:
     Raises:
         BenchmarkError: the package index does not give it.
     """
-    root = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "undercurrent"
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    folder = root / f"peer-{PREDICT_PEER.replace('==', '-')}-py{version}"
-    python = folder / "bin" / "python"
-    mark = folder / "complete"
-    if not mark.exists():
-        venv.EnvBuilder(with_pip=True, clear=True).create(folder)
-        for command in (["install", "-q", *NEEDS], ["install", "-q", "--no-deps", PREDICT_PEER]):
-            done = subprocess.run(
-                [str(python), "-m", "pip", *command], capture_output=True, text=True, timeout=INSTALL_S, check=False
-            )
-            if done.returncode != 0:
-                raise BenchmarkError(
-                    f"{PREDICT_PEER} was expected from the package index; pip says:\n{done.stderr[-1500:]}"
-                )
-        mark.touch()
-    _lend_torch(folder / "lib" / f"python{version}" / "site-packages" / "torch_of_the_caller.pth")
+    folder = peer_folder(PREDICT_PEER, cache)
+    python = make_peer(folder, Path(sys.executable), NEEDS, ("--no-deps", PREDICT_PEER))
+    (packages,) = folder.glob("lib/python*/site-packages")
+    _lend_torch(packages / "torch_of_the_caller.pth")
     return python
 
 

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from undercurrent.benchmarks.harness import BenchmarkError
-from undercurrent.benchmarks.peer import INSTALL_S, _cache_folder
+from undercurrent.benchmarks.peer import made_peer, make_peer
+from undercurrent.engines.cache_folder import cache_folder
 
 RUNTIME_PEER = "mllm-shap==0.8.0"
 PYTHON_MIN = (3, 12)
@@ -23,25 +24,18 @@ def runtime_peer_python(cache: Path | None = None) -> Path:
     Raises:
         BenchmarkError: there is no Python of 3.12 or later, or the package index does not give the package.
     """
-    folder = (cache or _cache_folder()) / f"peer-{RUNTIME_PEER.replace('==', '-')}"
-    python, mark = folder / "bin" / "python", folder / "complete"
-    if mark.exists():
-        return python
+    # Whichever Python it is made of.
+    folder = (cache or cache_folder()) / f"peer-{RUNTIME_PEER.replace('==', '-')}"
+    made = made_peer(folder)
+    if made is not None:
+        return made
     base = next(_interpreters(), None)
     if base is None:
         raise BenchmarkError(
             f"{RUNTIME_PEER} needs Python {'.'.join(map(str, PYTHON_MIN))} or later, and none was found on PATH or "
             "below pyenv's folder; its column stays empty"
         )
-    for command in (
-        [str(base), "-m", "venv", "--clear", str(folder)],
-        [str(python), "-m", "pip", "install", "-q", RUNTIME_PEER],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-        if done.returncode != 0:
-            raise BenchmarkError(f"{RUNTIME_PEER} could not be installed:\n{done.stderr[-1500:]}")
-    mark.touch()
-    return python
+    return make_peer(folder, base, (RUNTIME_PEER,))
 
 
 def _interpreters() -> Iterator[Path]:

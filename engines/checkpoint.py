@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from undercurrent.engines.cache_folder import cache_folder as users_cache_folder
 from undercurrent.engines.checkpoint_calibration import Calibration
 from undercurrent.errors import MissingDependencyError
 from undercurrent.predict.checkpoint import Checkpoint
@@ -73,7 +74,7 @@ def load_multilingual(
 
     Args:
         calibration: temperatures; None leaves probabilities as they are.
-        cache_folder: where it is unpacked once (536 MB); `~/.cache/undercurrent/models` by default.
+        cache_folder: where it is unpacked once (536 MB); `models` below the user's cache folder by default.
         options: further arguments of `CausalCheckpoint`, such as `permutations`.
 
     Raises:
@@ -86,7 +87,7 @@ def load_multilingual(
     from undercurrent.engines.checkpoint_causal import CausalCheckpoint
     from undercurrent.engines.packaged import find_packaged_model
 
-    folder = find_packaged_model(cache_folder or Path.home() / ".cache" / "undercurrent" / "models")
+    folder = find_packaged_model(cache_folder or users_cache_folder() / "models")
     models: Any = AutoModelForCausalLM
     tokenizers: Any = AutoTokenizer
     model = models.from_pretrained(folder, dtype="bfloat16", local_files_only=True).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from undercurrent.errors import ProbingValueError, did_you_mean, one_of
 
-__all__ = ["TINY_ARCHITECTURES", "build_byte_tokenizer", "build_tiny_model"]
+__all__ = ["TINY_ARCHITECTURES", "build_byte_tokenizer", "build_tiny_model", "readable_generation"]
 
 _PAD, _BEGIN, _END = "<pad>", "<bos>", "<eos>"
 _SPECIAL = (_PAD, _BEGIN, _END)
@@ -76,6 +77,13 @@ def build_byte_tokenizer() -> Any:
     tokenizer.post_processor = TemplateProcessing(single=f"{_BEGIN} $A", special_tokens=[(_BEGIN, vocabulary[_BEGIN])])
     wrap: Any = PreTrainedTokenizerFast
     return wrap(tokenizer_object=tokenizer, pad_token=_PAD, bos_token=_BEGIN, eos_token=_END, padding_side="left")
+
+
+def readable_generation(tokenizer: Any) -> dict[str, Any]:
+    """Arguments of `generate` with which random weights, which choose any byte, give letters that can be printed."""
+    letters = {tokenizer.convert_tokens_to_ids(letter) for letter in ascii_lowercase}
+    others = [token for token in range(len(tokenizer)) if token not in letters]
+    return {"suppress_tokens": others, "no_repeat_ngram_size": 3}
 
 
 def _settings(architecture: str, layer_count: int, hidden_size: int) -> dict[str, Any]:

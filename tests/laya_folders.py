@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-WORDS = (
+from undercurrent.benchmarks.peer import made_peer, peer_folder
+from undercurrent.benchmarks.predict_peer import PREDICT_PEER
+
+_WORDS = (
     "a the is was my your parcel order bill money card late lost broken wrong paid twice where when why how not no yes"
     " true false level choice score noul question statement holds does delivery billing other about what angry calm"
-    " user support hello please thanks refund : , . ? ! \" { } [ ] role content text 0 1 2 3"
-).split()
+    ' user support hello please thanks refund : , . ? ! " { } [ ] role content text 0 1 2 3'
+)
+WORDS = _WORDS.split()
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-PEER_FOLDER = f"peer-laya-0.4.15-py{sys.version_info[0]}.{sys.version_info[1]}"
 
 PEER_PROGRAM = """
 import json, sys, warnings
@@ -117,9 +118,7 @@ def make_tokenizer() -> Any:
 
 def find_peer() -> Path | None:
     """The interpreter of the venv that `make test-engines` gives that package; None where there is none."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "undercurrent" / PEER_FOLDER
-    return folder / "bin" / "python" if (folder / "complete").exists() else None
+    return made_peer(peer_folder(PREDICT_PEER, None))
 
 
 def ask_peer(python: Path, folder: Path, calls: list[dict[str, Any]], scratch: Path) -> list[Any]:

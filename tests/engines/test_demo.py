@@ -15,8 +15,8 @@ import pytest
 from texts.make_texts import THINGS, build_rows
 
 from undercurrent.core import ProbeAction
+from undercurrent.engines.cache_folder import cache_folder
 from undercurrent.examples.demo.probes import SlowTopicProbe, TopicProbe
-from undercurrent.examples.demo.stage import cache_folder
 from undercurrent.examples.demo.training import Text, base_rate, evaluate, fit, load_texts
 from undercurrent.spec import ActivationRecord
 

@@ -16,8 +16,8 @@ from undercurrent.core import ProbeFactory
 from undercurrent.core.builtin import LinearProbe
 from undercurrent.core.training import fit_probe
 from undercurrent.engines import HFEngine, find_packaged_model
+from undercurrent.engines.cache_folder import cache_folder
 from undercurrent.engines.coalitions import HFCoalitions
-from undercurrent.examples.demo.stage import cache_folder
 from undercurrent.router import Router
 from undercurrent.runtime.domain import Conversation, GenerationConfig
 from undercurrent.runtime.pipeline import EstimatorSettings, RunSettings, explain, reanalyze

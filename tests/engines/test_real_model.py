@@ -12,7 +12,7 @@ import torch
 from engine_points import make_point, make_router
 
 from undercurrent.engines import HFEngine, find_packaged_model
-from undercurrent.examples.demo.stage import cache_folder
+from undercurrent.engines.cache_folder import cache_folder
 from undercurrent.spec import TensorType
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]

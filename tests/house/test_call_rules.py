@@ -59,7 +59,12 @@ RULES = {
     ),
     "the environment is read at the edges": Rule(
         ("os.environ", "os.environ.*", "os.environb*", "os.getenv*"),
-        ("undercurrent.cli*", "undercurrent.workers*", "undercurrent.sinks.state_folder"),
+        (
+            "undercurrent.cli*",
+            "undercurrent.workers*",
+            "undercurrent.sinks.state_folder",
+            "undercurrent.engines.cache_folder",
+        ),
     ),
     "predict knows errors only": errors_only("undercurrent.predict"),
     "runtime knows errors only": errors_only("undercurrent.runtime"),

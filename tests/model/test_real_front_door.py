@@ -11,7 +11,7 @@ from engine_points import PROBES, make_point
 
 from undercurrent import GenerationOutput, ProbedModel
 from undercurrent.engines import Recording, find_packaged_model, replay
-from undercurrent.examples.demo.stage import cache_folder
+from undercurrent.engines.cache_folder import cache_folder
 from undercurrent.model import TokenEvent
 from undercurrent.router import Router
 from undercurrent.spec import ExecutionMode

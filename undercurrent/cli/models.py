@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 from undercurrent.cli.verbs import CLIError, UsageError
 from undercurrent.errors import UndercurrentError, did_you_mean
 
-__all__ = ["MODEL_HELP", "ModelChoice", "cache_folder", "missing_model_named", "resolve_model"]
+__all__ = ["MODEL_HELP", "ModelChoice", "missing_model_named", "resolve_model"]
 
 TINY = "tiny"
 PACKAGE_PREFIX = "package:"
@@ -41,18 +39,15 @@ def resolve_model(name: str, *, on_progress: Callable[[str], None]) -> ModelChoi
     """
     if name == TINY:
         from undercurrent.engines import build_tiny_model
+        from undercurrent.engines.tiny import readable_generation
 
         on_progress("building a tiny model")
         model, tokenizer = build_tiny_model()
-        # Random weights choose any byte; those that are letters can be printed.
-        letters = {tokenizer.convert_tokens_to_ids(letter) for letter in ascii_lowercase}
-        readable = {
-            "suppress_tokens": [token for token in range(len(tokenizer)) if token not in letters],
-            "no_repeat_ngram_size": 3,
-        }
+        readable = readable_generation(tokenizer)
         return ModelChoice(model, "a tiny Llama with random weights", {"tokenizer": tokenizer}, readable)
     if name.startswith(PACKAGE_PREFIX):
         from undercurrent.engines import find_packaged_model
+        from undercurrent.engines.cache_folder import cache_folder
 
         package = name.removeprefix(PACKAGE_PREFIX).replace("_", "-")
         if package not in PACKAGES:
@@ -83,9 +78,3 @@ def missing_model_named(name: str) -> Iterator[None]:
     except OSError as error:
         first = " ".join(str(error).partition("\n")[0].split())
         raise CLIError(f"no model {name!r}: {first}", hint=f"a model is {MODEL_HELP}") from error
-
-
-def cache_folder() -> Path:
-    """Where unpacked models lie: `$XDG_CACHE_HOME/undercurrent`, or `~/.cache/undercurrent`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "undercurrent"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from undercurrent.engines.cache_folder import cache_folder
 from undercurrent.errors import UndercurrentError
-from undercurrent.examples.demo.stage import cache_folder, set_up
+from undercurrent.examples.demo.stage import set_up
 from undercurrent.examples.demo.story import Story
 from undercurrent.examples.demo.training import load_texts
 

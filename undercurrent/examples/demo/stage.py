@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 from undercurrent.engines import HFEngine, build_tiny_model, find_packaged_model
+from undercurrent.engines.tiny import readable_generation
 
-__all__ = ["Stage", "cache_folder", "set_up"]
+__all__ = ["Stage", "set_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,6 @@ def set_up(*, is_tiny: bool, cache: Path, on_progress: Callable[[str], None]) ->
         model, tokenizer = build_tiny_model("llama", layer_count=6, hidden_size=128)
         engine.load_model(model, tokenizer=tokenizer, thread_count=thread_count)
         title = "a tiny Llama with random weights"
-        # Random weights choose any byte; those that are letters can be printed.
-        letters = {tokenizer.convert_tokens_to_ids(letter) for letter in ascii_lowercase}
-        others = [token for token in range(len(tokenizer)) if token not in letters]
         return Stage(
             engine,
             title,
@@ -62,7 +59,7 @@ def set_up(*, is_tiny: bool, cache: Path, on_progress: Callable[[str], None]) ->
             shallow_layer=2,
             watched_tokens=60,
             measured_tokens=120,
-            generation_kwargs={"do_sample": False, "suppress_tokens": others, "no_repeat_ngram_size": 3},
+            generation_kwargs={"do_sample": False, **readable_generation(tokenizer)},
             is_trained=False,
         )
     on_progress("looking for the packaged model")
@@ -80,9 +77,3 @@ def set_up(*, is_tiny: bool, cache: Path, on_progress: Callable[[str], None]) ->
         generation_kwargs={"do_sample": False, "repetition_penalty": 1.15},
         is_trained=True,
     )
-
-
-def cache_folder() -> Path:
-    """Where unpacked models and the demo's files lie: the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "undercurrent"
