@@ -18,7 +18,7 @@ QUESTIONS = ("ring", "route", "gil", "throughput", "bindings", "latency", "recov
 
 @click.command()
 @click.argument("questions", nargs=-1, type=click.Choice(QUESTIONS))
-@click.option("--peer", "with_peer", is_flag=True, help="Measure the published undercurrent 0.1.0 beside ours (pip).")
+@click.option("--peer", "with_peer", is_flag=True, help="Measure the published packages too (by pip).")
 @click.option("--quick", is_flag=True, help="Fewer repetitions: is everything in its usual order of magnitude?")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write rows and machine facts here.")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw ours against the peer (matplotlib).")

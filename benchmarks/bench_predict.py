@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from undercurrent.benchmarks.harness import BenchmarkError, Row, Runner, at_most, value
-from undercurrent.benchmarks.predict_peer import predict_peer_python
+from undercurrent.benchmarks.predict_peer import PREDICT_PEER, predict_peer_python
 
 PROGRAM = Path(__file__).resolve().parent / "common" / "uc_bench_predict.py"
 
@@ -44,7 +44,16 @@ def _cost(runner: Runner, peer: Path | None, what: str, scenario: str, arguments
         except BenchmarkError as error:
             runner.say(f"peer: {error}")
     reached = None if theirs is None else at_most(share, ours["us"] / theirs["us"])
-    return Row(what, "us", ours["us"], f"<= {share:g} of the peer", reached, value(theirs, "us"), details=ours)
+    return Row(
+        what,
+        "us",
+        ours["us"],
+        f"<= {share:g} of the peer",
+        reached,
+        value(theirs, "us"),
+        details=ours,
+        peer_name=PREDICT_PEER.replace("==", " "),
+    )
 
 
 def _deadline(runner: Runner) -> Row:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from undercurrent.benchmarks.harness import BenchmarkError, Row, Runner, at_least, at_most, value
-from undercurrent.benchmarks.runtime_peer import runtime_peer_python
+from undercurrent.benchmarks.runtime_peer import RUNTIME_PEER, runtime_peer_python
 
 PROGRAM = Path(__file__).resolve().parent / "common" / "uc_bench_runtime.py"
 
@@ -16,11 +17,12 @@ def run(runner: Runner) -> list[Row]:
     """Scheduler, archive, reading and keys."""
     peer = _peer(runner)
     scale = 10 if runner.is_quick else 1
-    return [
+    rows = [
         *_scheduler_rows(runner, peer, scale),
         *_archive_rows(runner, peer, scale),
         *_reading_rows(runner, peer, scale),
     ]
+    return [replace(row, peer_name=RUNTIME_PEER.replace("==", " ")) for row in rows]
 
 
 def measure(runner: Runner, python: Path | None, scenario: str, **arguments: Any) -> dict[str, Any]:

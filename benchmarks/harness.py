@@ -34,11 +34,13 @@ class Row:
     """The figure to reach, in words."""
     is_reached: bool | None = None
     peer: float | None = None
-    """The published thread-based package, in the same run."""
+    """The published package that does the same, in the same run."""
     floor: float | None = None
     floor_name: str = ""
     """What cannot be beaten, measured in the same run."""
     details: dict[str, Any] = field(default_factory=dict)
+    peer_name: str = "0.1.0"
+    """Package and version of the peer; of undercurrent itself the version alone."""
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     table = Table(title="undercurrent benchmarks", title_justify="left")
     for heading, justify in (("what", "left"), ("ours", "right"), ("target", "right"), ("", "center")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    table.add_column("published 0.1.0", justify="right")
+    table.add_column("peer", justify="right")
     table.add_column("beside it", justify="right")
     for row in rows:
         mark = {True: "[green]ok[/]", False: "[red]missed[/]", None: ""}[row.is_reached]
-        table.add_row(row.what, _figure(row.ours, row.unit), row.target, mark, _figure(row.peer, row.unit), _floor(row))
+        table.add_row(row.what, _figure(row.ours, row.unit), row.target, mark, _peer(row), _floor(row))
     console.print(table)
     facts = machine_facts()
     console.print(
@@ -32,10 +32,10 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 def markdown_table(rows: Sequence[Row]) -> str:
     """The same table for a README."""
-    lines = ["| what | ours | target | | published 0.1.0 | beside it |", "|---|---|---|---|---|---|"]
+    lines = ["| what | ours | target | | peer | beside it |", "|---|---|---|---|---|---|"]
     for row in rows:
         mark = {True: "ok", False: "missed", None: ""}[row.is_reached]
-        cells = [row.what, _figure(row.ours, row.unit), row.target, mark, _figure(row.peer, row.unit), _floor(row)]
+        cells = [row.what, _figure(row.ours, row.unit), row.target, mark, _peer(row), _floor(row)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -58,7 +58,7 @@ def draw_plot(rows: Sequence[Row], path: Path) -> bool:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xscale("log")
     axes.invert_yaxis()
-    axes.set_xlabel("times better than the published package (log)")
+    axes.set_xlabel("times better than the peer (log)")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -77,6 +77,10 @@ def _figure(number: float | None, unit: str) -> str:
         return "-"
     shown = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
     return f"{shown} {unit}".strip()
+
+
+def _peer(row: Row) -> str:
+    return "-" if row.peer is None else f"{_figure(row.peer, row.unit)} ({row.peer_name})"
 
 
 def _floor(row: Row) -> str:

@@ -69,13 +69,15 @@ def test_the_report_marks_what_is_missed(tmp_path: Path) -> None:
     rows = [
         Row("fast", "us", 1.0, "2", True, peer=4.0),
         Row("slow", "us", 3.0, "2", False, floor=1.5, floor_name="copy"),
+        Row("late", "us", 1.0, peer=2.0, peer_name="laya 0.4.15"),
     ]
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
     print_table(rows, console)
     text = console.export_text()
     assert "missed" in text
     assert "1.5 us (copy)" in text
-    assert "| fast | 1 us | 2 | ok | 4 us |  |" in markdown_table(rows)
+    assert "2 us (laya 0.4.15)" in text
+    assert "| fast | 1 us | 2 | ok | 4 us (0.1.0) |  |" in markdown_table(rows)
 
 
 def test_the_json_holds_the_machine_s_facts(tmp_path: Path) -> None:
