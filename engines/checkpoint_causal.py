@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from undercurrent.engines.checkpoint_calibration import Calibration
-from undercurrent.engines.checkpoint_texts import Budget, Tokens, cut_state, require_room, split_state, state_text
-from undercurrent.engines.checkpoint_texts import token_reader
+from undercurrent.engines.checkpoint_texts import (
+    Budget,
+    Tokens,
+    cut_state,
+    require_room,
+    split_state,
+    state_text,
+    token_reader,
+)
 from undercurrent.predict.checkpoint import CallOptions, EncodedState, Scores, StateWindow
 from undercurrent.predict.errors import PredictValueError
 from undercurrent.predict.questions import Question
@@ -89,6 +96,15 @@ class CausalCheckpoint:
     def size_bytes(self) -> int:
         """Bytes of weights and buffers; shared weights count once."""
         return sum(part.nbytes for part in (*self._model.parameters(), *self._model.buffers()))
+
+    @property
+    def model(self) -> Any:
+        """The torch module that `forward` runs."""
+        return self._model
+
+    def sequences(self, encoded: EncodedState[list[_Prompt]]) -> list[Tokens]:
+        """What the model reads of a state, for probes that read along: a prompt per question and order of options."""
+        return [prompt.token_ids for prompt in encoded.row]
 
     def check(self, questions: Sequence[Question], options: CallOptions) -> None:
         """Instructions, the list of options and the longest of their names must fit.

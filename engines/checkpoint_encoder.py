@@ -12,8 +12,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from undercurrent.engines.checkpoint_calibration import Calibration
-from undercurrent.engines.checkpoint_texts import Budget, Tokens, cut_state, require_room, split_state, state_text
-from undercurrent.engines.checkpoint_texts import token_reader
+from undercurrent.engines.checkpoint_texts import (
+    Budget,
+    Tokens,
+    cut_state,
+    require_room,
+    split_state,
+    state_text,
+    token_reader,
+)
 from undercurrent.predict.checkpoint import CallOptions, EncodedState, Scores, StateWindow
 from undercurrent.predict.errors import PredictValueError
 from undercurrent.predict.questions import Question
@@ -84,6 +91,15 @@ class EncoderCheckpoint:
     def size_bytes(self) -> int:
         """Bytes of weights and buffers."""
         return sum(part.nbytes for part in (*self._model.parameters(), *self._model.buffers()))
+
+    @property
+    def model(self) -> Any:
+        """The torch module that `forward` runs."""
+        return self._model
+
+    def sequences(self, encoded: EncodedState[Tokens]) -> list[Tokens]:
+        """What the model reads of a state: one sequence, for probes that read along."""
+        return [encoded.row]
 
     def check(self, questions: Sequence[Question], options: CallOptions) -> None:
         """Each option is a sequence of its own: it must fit behind the instructions, and the state beside nothing.

@@ -30,7 +30,7 @@ BAD_QUESTIONS = [
     ({" ": LATE["late"]}, ValueError, "id must be a string that is not blank"),
     ({None: LATE["late"]}, ValueError, "id must be a string"),
     (question(type="choise"), ValueError, "did you mean 'choice'"),
-    (question(), ValueError, "`type` must be one of 'choice', 'score', 'noul', got None"),
+    (question(), ValueError, "`type` must be one of 'choice', 'score', 'noul', 'probe', got None"),
     (question(type=["choice"]), ValueError, "`type` must be"),
     ({"q": {"type": "noul"}}, ValueError, "`instructions` must be the text"),
     ({"q": {"type": "noul", "instructions": "  "}}, ValueError, "`instructions`"),

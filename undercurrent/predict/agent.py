@@ -15,11 +15,13 @@ from undercurrent.predict.errors import PredictRuntimeError, PredictTypeError, P
 from undercurrent.predict.handover import only
 from undercurrent.predict.hooks import HookRegistry, Hooks, Listeners
 from undercurrent.predict.life import correlated, live
+from undercurrent.predict.probes import ProbeAttachment, StateVerdicts, add_verdicts, asked_of_model
 from undercurrent.predict.questions import STATE_TYPES, parse_questions
 
 __all__ = ["Agent"]
 
 _SORT_WINDOW_CHUNKS = 8
+_Encoded = EncodedState[Any]
 
 
 class Agent(HookRegistry):
@@ -29,7 +31,8 @@ class Agent(HookRegistry):
         agent.predict("where is my parcel", {"late": {"type": "noul", "instructions": "a parcel is late"}})
 
     `checkpoint` is a name of the entry-point group `undercurrent.checkpoints`, the path of a local checkpoint, or a
-    checkpoint; `options` go to the factory of a name. Calls may come from many threads at once.
+    checkpoint; `options` go to the factory of a name. `probes` attaches probes to the model inside
+    (`undercurrent.engines.checkpoint_probes`). Calls may come from many threads at once.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Agent(HookRegistry):
         hooks_raise: bool = True,
         hooks_concurrent: bool = True,
         hooks_timeout: float | None = None,
+        probes: ProbeAttachment | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -60,6 +64,7 @@ class Agent(HookRegistry):
                 f" got {type(checkpoint).__name__}"
             )
         self._checkpoint: Checkpoint[Any, Any, Any] | None = checkpoint
+        self._tap = None if probes is None else probes(checkpoint)
 
     @property
     def checkpoint(self) -> Checkpoint[Any, Any, Any]:
@@ -98,7 +103,7 @@ class Agent(HookRegistry):
         """
         parsed = parse_questions(questions)
         if parsed:
-            self.checkpoint.check(parsed, _options(max_len, head_max_len, None))
+            self.checkpoint.check(asked_of_model(parsed, self._tap), _options(max_len, head_max_len, None))
 
     def predict_batch(
         self,
@@ -198,13 +203,13 @@ class Agent(HookRegistry):
         `window` and `stride` count tokens. Hooks see the windows as `ctx.states`, one call for all of them. A noul is
         answered by the window with the highest probability, choice and score by the most confident one; each answer
         says which (`answer["window"]`), and `usage["windows"]` how many were scored (0 where a hook answered). The
-        numbers are that window's and are not calibrated for the document.
+        numbers are that window's and are not calibrated for the document. `result["probes"]` is a list, by window.
 
         Raises:
             PredictTypeError, PredictValueError: as `predict_batch`; also where the checkpoint cannot cut states.
         """
         windows = long.windows_of(
-            self.checkpoint, state, questions, window, stride, aggregate, _options(None, None, lang)
+            self.checkpoint, state, questions, window, stride, aggregate, _options(None, None, lang), self._tap
         )
         chain = self._chain(hooks, on_predict_start, on_predict_end, hooks_raise, hooks_timeout)
         texts = [state] if len(windows) == 1 else [one.text for one in windows]
@@ -258,23 +263,38 @@ class Agent(HookRegistry):
         if not questions:
             return [empty_result(model_id) for _ in states]
         options = _options(ctx.max_len, ctx.head_max_len, lang)
-        checkpoint.check(questions, options)
+        asked = asked_of_model(questions, self._tap)
+        checkpoint.check(asked, options)
         passes = []
+        said: dict[int, StateVerdicts] = {}
         for indices, encoded in _chunks(
-            states, batch_size, lambda state: checkpoint.encode(state, questions, options), sort_by_length
+            states, batch_size, lambda state: checkpoint.encode(state, asked, options), sort_by_length
         ):
-            passes.append((indices, encoded, checkpoint.forward(checkpoint.collate(encoded))))
+            output = self._forward(ctx, indices, encoded, said)
+            passes.append((indices, encoded, output))
         results: list[Any] = [None] * len(states)
         for indices, encoded, output in passes:
-            scores = checkpoint.decode(output, encoded, questions, options)
+            scores = checkpoint.decode(output, encoded, asked, options)
             if len(scores) != len(indices):
                 raise PredictRuntimeError(f"checkpoint {model_id!r} decoded {len(scores)} of {len(indices)} states")
             for index, row, per_question in zip(indices, encoded, scores, strict=True):
-                results[index] = make_result(model_id, questions, per_question, row)
+                results[index] = make_result(model_id, asked, per_question, row)
+        for index, verdicts in said.items():
+            add_verdicts(results[index], questions, verdicts)
         return results
 
-
-_Encoded = EncodedState[Any]
+    def _forward(
+        self, ctx: PredictContext, indices: Sequence[int], encoded: list[_Encoded], said: dict[int, StateVerdicts]
+    ) -> Any:
+        """Runs the model over one chunk; what attached probes say of its states goes to `said`."""
+        checkpoint = self.checkpoint
+        if self._tap is None:
+            return checkpoint.forward(checkpoint.collate(encoded))
+        names = [f"{ctx.run_id}/{index}" for index in indices]
+        with self._tap.watching(names, [ctx.states[index] for index in indices], encoded) as watch:
+            output = checkpoint.forward(checkpoint.collate(encoded))
+        said.update(zip(indices, watch.verdicts, strict=True))
+        return output
 
 
 def _chunks(

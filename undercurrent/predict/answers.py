@@ -9,6 +9,7 @@ from typing import Any
 from undercurrent.errors import did_you_mean
 from undercurrent.predict.checkpoint import EncodedState, Scores
 from undercurrent.predict.errors import PredictRuntimeError, PredictValueError
+from undercurrent.predict.probes import VETOED
 from undercurrent.predict.questions import Question
 
 __all__ = ["MinConfidence", "aggregate_usage", "checked_min_confidence", "empty_result", "gate", "make_result"]
@@ -154,6 +155,8 @@ def _mark(answer: dict[str, Any], min_confidence: MinConfidence) -> None:
         threshold = min_confidence.get(_bucket(answer), min_confidence.get("default", 0.0))
     else:
         threshold = min_confidence
+    if answer.get("abstention") == VETOED:
+        return
     answer.pop("low_confidence", None)
     confidence = next(
         (value for value in map(answer.get, ("answer_confidence", "confidence")) if _is_number(value)), None

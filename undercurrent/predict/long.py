@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from undercurrent.predict.answers import aggregate_usage
 from undercurrent.predict.checkpoint import CallOptions, Checkpoint, LongCheckpoint, StateWindow
 from undercurrent.predict.context import PredictContext
 from undercurrent.predict.errors import PredictRuntimeError, PredictTypeError, PredictValueError
+from undercurrent.predict.probes import VETOED, ProbeTap, asked_of_model
 from undercurrent.predict.questions import STATE_TYPES, parse_questions
 
 __all__ = ["joined", "windows_of"]
@@ -22,6 +24,7 @@ def windows_of(
     stride: int | None,
     aggregate: str,
     options: CallOptions,
+    tap: ProbeTap | None,
 ) -> Sequence[StateWindow]:
     """Cuts a state; one window means that it is read whole."""
     if not isinstance(state, STATE_TYPES):
@@ -38,8 +41,9 @@ def windows_of(
         raise PredictTypeError(
             f"checkpoint {checkpoint.model_id!r} has no split(), so it cannot read long states; call predict()"
         )
-    checkpoint.check(parsed, options)
-    windows = checkpoint.split(state, parsed, options, window_tokens=window, stride_tokens=stride)
+    asked = asked_of_model(parsed, tap)
+    checkpoint.check(asked, options)
+    windows = checkpoint.split(state, asked, options, window_tokens=window, stride_tokens=stride)
     if not windows:
         raise PredictRuntimeError(f"checkpoint {checkpoint.model_id!r} cut a state into no windows; one is the least")
     return windows
@@ -75,7 +79,10 @@ def joined(
                 "token_end": windows[at].token_end,
                 "count": len(results),
             }
-    return {"model": model_id, "answers": answers, "usage": _usage(results)}
+    document = {"model": model_id, "answers": answers, "usage": _usage(results)}
+    if any("probes" in result for result in results):
+        document["probes"] = [result.get("probes") for result in results]
+    return document
 
 
 def _with_windows(result: dict[str, Any], count: int) -> dict[str, Any]:
@@ -84,6 +91,12 @@ def _with_windows(result: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def _weight(answer: dict[str, Any]) -> float:
+    """Which window's answer is the document's: the highest. A veto of one window is a veto of the document."""
+    if answer.get("abstention") == VETOED:
+        return math.inf
+    if answer.get("type") == "probe":
+        score = answer.get("score")
+        return float(score) if isinstance(score, int | float) else 0.0
     return float(answer["noul"] if answer.get("type") == "noul" else answer.get("answer_confidence", 0.0))
 
 

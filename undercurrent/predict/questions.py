@@ -1,8 +1,9 @@
 """Questions: what callers write, checked and put into the one form that checkpoints read.
 
-Three types. `choice`: `criteria` is a dict of label to description, or a list of labels. `score`: `criteria` is a list
-of level descriptions, index 0 first. `noul`, a yes/no question: `criteria` and `labels` are dicts with the keys "true"
-and "false", both optional. All take `instructions`, and `option_order`, a permutation in which the options are shown.
+Three types are a model's. `choice`: `criteria` is a dict of label to description, or a list of labels. `score`:
+`criteria` is a list of level descriptions, index 0 first. `noul`, a yes/no question: `criteria` and `labels` are dicts
+with the keys "true" and "false", both optional. All take `instructions`, and `option_order`, a permutation in which the
+options are shown. A fourth, `probe`, has a `point` and is answered by the probe that is attached under that name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Question(msgspec.Struct, frozen=True):
     keys: tuple[Any, ...]
     """What an answer names the options by: the caller's labels; "0", "1", ... for levels; "false", "true"."""
     labels: tuple[str, ...]
-    """The options' bare names, as text."""
+    """The options' bare names, as text; the point of a probe question."""
     descriptions: tuple[str | None, ...]
     """What the caller said about each option, None where nothing."""
     texts: tuple[str, ...]
@@ -104,7 +105,7 @@ def _parse(question_id: object, definition: object) -> Question:
         raise PredictValueError(f"{where}: `type` must be {one_of(QUESTION_TYPES)}, got {kind!r}{hint}")
     if "labels" in definition and kind != "noul":
         raise PredictValueError(f"{where}: `labels` belongs to noul questions; write a choice's labels in `criteria`")
-    instructions = _instructions(where, definition)
+    instructions = "" if kind == "probe" else _instructions(where, definition)
     keys, labels, descriptions, texts = options(where, definition)
     order = definition.get("option_order")
     return Question(
@@ -212,10 +213,18 @@ def _noul(where: str, definition: Mapping[str, Any]) -> _Options:
     return keys, names, descriptions, texts
 
 
+def _probe(where: str, definition: Mapping[str, Any]) -> _Options:
+    point = definition.get("point")
+    if not isinstance(point, str) or not point:
+        raise PredictValueError(f"{where}: a probe question names the `point` whose probe answers it, got {point!r}")
+    return (), (point,), (), ()
+
+
 QUESTION_TYPES: dict[str, Callable[[str, Mapping[str, Any]], _Options]] = {
     "choice": _choice,
     "score": _score,
     "noul": _noul,
+    "probe": _probe,
 }
 """How the options of each type are read."""
 
