@@ -6,14 +6,13 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from undercurrent.cli.decide_input import STANDARD_INPUT, StateLines, read_questions, read_state
-from undercurrent.cli.verbs import CLIError, UsageError, describe_foreign, json_option, print_json, say, verb
-from undercurrent.errors import UndercurrentError
+from undercurrent.cli.verbs import CLIError, UsageError, foreign_errors_told, json_option, print_json, say, verb
 
 if TYPE_CHECKING:
     from undercurrent.cli.decide_views import Lines
@@ -87,7 +86,7 @@ def command(
     assert asked is not None
     one = state if state is not None else read_state(state_file or STANDARD_INPUT)
     arguments = threshold if model is None else {**threshold, "model": _name_of(model)}
-    with _router(model) as router, _model_errors_told():
+    with _router(model) as router, foreign_errors_told("the checkpoint"):
         result = router.predict(one, asked, **arguments)
     if as_json:
         print_json(result)
@@ -126,23 +125,6 @@ def _router(model: str | None) -> Router:
     return router
 
 
-@contextmanager
-def _model_errors_told() -> Iterator[None]:
-    """Around decisions: what a checkpoint raised is its own affair, and no defect of ours.
-
-    Raises:
-        CLIError: with the place in the code that raised.
-    """
-    try:
-        yield
-    except (UndercurrentError, OSError):
-        raise
-    except Exception as error:
-        raise CLIError(
-            f"the checkpoint raised {describe_foreign(error)}", hint="--debug shows the traceback"
-        ) from error
-
-
 def _decide_lines(lines: StateLines, router: Router, window: int, *, as_json: bool, **arguments: Any) -> None:
     from undercurrent.cli.decide_views import Lines, StateProgress
     from undercurrent.predict import BatchFailure
@@ -157,7 +139,7 @@ def _decide_lines(lines: StateLines, router: Router, window: int, *, as_json: bo
     written = 0
     with ExitStack() as stack:
         stack.enter_context(router)
-        stack.enter_context(_model_errors_told())
+        stack.enter_context(foreign_errors_told("the checkpoint"))
         output = Lines(as_json=as_json)
         progress = stack.enter_context(StateProgress(lines))
         try:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from undercurrent.cli.verbs import CLIError, UsageError, read_standard_input
+from undercurrent.cli.verbs import CLIError, UsageError, read_text
 
 __all__ = ["STANDARD_INPUT", "StateLines", "read_questions", "read_state"]
 
@@ -31,7 +31,7 @@ def read_questions(path: str) -> dict[str, Any]:
     """
     from undercurrent.predict.questions import parse_questions
 
-    text = _read(path, QUESTIONS_BYTES_MAX)
+    text = read_text(path, QUESTIONS_BYTES_MAX)
     found = _json(text, path) if path.endswith(".json") else _yaml(text, path)
     if not isinstance(found, dict):
         raise CLIError(f"{path}: expected questions by id, got {_kind(found)}", hint=QUESTIONS_HINT)
@@ -46,7 +46,7 @@ QUESTIONS_HINT = (
 
 def read_state(path: str) -> Any:
     """The state of a file: what a `.json` file holds, else its text. `-` is standard input, as text."""
-    text = _read(path, STATE_BYTES_MAX)
+    text = read_text(path, STATE_BYTES_MAX)
     return _json(text, path) if path.endswith(".json") else text
 
 
@@ -112,18 +112,6 @@ class StateLines:
                 hint=QUESTIONS_HINT,
             )
         return given.get("id", number), request
-
-
-def _read(path: str, bytes_max: int) -> str:
-    if path == STANDARD_INPUT:
-        return read_standard_input(bytes_max)
-    size = Path(path).stat().st_size
-    if size > bytes_max:
-        raise CLIError(f"{path}: at most {bytes_max >> 20} MiB were expected, got {size >> 20} MiB")
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CLIError(f"{path}: expected UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _json(text: str, place: str) -> Any:

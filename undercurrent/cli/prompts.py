@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
-from undercurrent.cli.verbs import CLIError, UsageError, read_standard_input
+from undercurrent.cli.verbs import CLIError, UsageError, read_text
 
 __all__ = ["read_conversation", "read_prompts"]
 
@@ -27,7 +26,7 @@ def read_prompts(given: Sequence[str], path: str | None) -> list[str]:
     prompts = list(given)
     if path is not None:
         is_jsonl = path.endswith(".jsonl")
-        for number, line in enumerate(_read(path).splitlines(), start=1):
+        for number, line in enumerate(read_text(path, _FILE_BYTES_MAX).splitlines(), start=1):
             if line.strip():
                 prompts.append(_from_json(line, f"{path}:{number}") if is_jsonl else line)
     if not prompts:
@@ -46,25 +45,13 @@ def read_conversation(given: str | None, path: str | None) -> object:
         raise UsageError("either --prompt TEXT or --prompt-file FILE is needed, not both")
     if path is None:
         return given
-    text = _read(path)
+    text = read_text(path, _FILE_BYTES_MAX)
     if not path.endswith(".json"):
         return text
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise CLIError(f"{path}:{error.lineno}:{error.colno}: expected JSON: {error.msg}") from error
-
-
-def _read(path: str) -> str:
-    if path == "-":
-        return read_standard_input(_FILE_BYTES_MAX)
-    size = Path(path).stat().st_size
-    if size > _FILE_BYTES_MAX:
-        raise CLIError(f"{path}: a file of prompts may have {_FILE_BYTES_MAX >> 20} MiB, got {size >> 20} MiB")
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CLIError(f"{path}: prompts must be UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _from_json(line: str, place: str) -> str:

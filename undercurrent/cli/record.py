@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from undercurrent.cli.generation_options import as_settings, generation_options, prompt_options
 from undercurrent.cli.models import MODEL_HELP, missing_model_named, resolve_model
 from undercurrent.cli.prompts import read_prompts
 from undercurrent.cli.specs import require_spec
-from undercurrent.cli.verbs import CLIError, json_option, print_json, say, verb
+from undercurrent.cli.verbs import CLIError, counted, json_option, print_json, say, verb
 
 if TYPE_CHECKING:
     from undercurrent.cli.models import ModelChoice
@@ -36,15 +37,8 @@ __all__ = ["command"]
 @click.argument("spec", metavar="SPEC")
 @click.option("--model", required=True, metavar="MODEL", help=f"What generates: {MODEL_HELP}.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make; it must hold nothing yet.")
-@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt; repeatable.")
-@click.option(
-    "--prompts-file", metavar="FILE", help="One prompt a line, or .jsonl with the key prompt or text; - is stdin."
-)
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per prompt.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Above 0 samples; 0 is greedy, as without it.")
-@click.option("--top-p", type=click.FloatRange(min=0, max=1), help="Sample from the most likely tokens only.")
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the text before this string; repeatable.")
+@prompt_options
+@generation_options
 @click.option("--device", metavar="DEVICE", help="Where the model runs, as in cuda:0.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Prompts at a time.")
 @click.option("--shard-mib", type=click.IntRange(min=1), default=64, show_default=True, help="Largest size of a file.")
@@ -71,9 +65,7 @@ def command(
     """
     texts = read_prompts(prompts, prompts_file)
     points = require_spec(spec)
-    settings = {name: value for name, value in generation.items() if value not in (None, ())}
-    if "stop" in settings:
-        settings["stop"] = list(settings["stop"])
+    settings = as_settings(generation)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CLIError(f"{str(out)!r} is there and not empty", hint="give --out a folder that is still to be made")
     from undercurrent.engines import ActivationRecorder
@@ -120,6 +112,6 @@ def _report(out: Path, request_count: int, *, as_json: bool) -> None:
         )
         return
     click.echo(
-        f"{out}: {request_count} requests, {manifest.record_count} records, {size / 2**20:.1f} MiB in"
-        f" {manifest.shard_count} shards"
+        f"{out}: {counted(request_count, 'request')}, {counted(manifest.record_count, 'record')}, {size / 2**20:.1f} MiB"
+        f" in {counted(manifest.shard_count, 'shard')}"
     )

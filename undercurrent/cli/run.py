@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from undercurrent.cli.generation_options import as_settings, generation_options, prompt_options
 from undercurrent.cli.models import MODEL_HELP, ModelChoice, missing_model_named, resolve_model
 from undercurrent.cli.prompts import read_prompts
 from undercurrent.cli.specs import STANDARD_INPUT, import_modules, require_spec
-from undercurrent.cli.verbs import CLIError, UsageError, describe_foreign, json_option, say, verb
-from undercurrent.errors import UndercurrentError
+from undercurrent.cli.verbs import UsageError, foreign_errors_told, json_option, say, verb
 
 if TYPE_CHECKING:
     from undercurrent.cli.run_views import RunView
@@ -47,18 +47,11 @@ __all__ = ["Arrivals", "command"]
 )
 @click.argument("spec", metavar="SPEC")
 @click.option("--model", required=True, metavar="MODEL", help=f"What generates: {MODEL_HELP}.")
-@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt; repeatable.")
-@click.option(
-    "--prompts-file", metavar="FILE", help="One prompt a line, or .jsonl with the key prompt or text; - is stdin."
-)
+@prompt_options
 @click.option(
     "--import", "imports", multiple=True, metavar="MODULE", help="Module or .py file with probes; repeatable."
 )
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per prompt.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Above 0 samples; 0 is greedy, as without it.")
-@click.option("--top-p", type=click.FloatRange(min=0, max=1), help="Sample from the most likely tokens only.")
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the text before this string; repeatable.")
+@generation_options
 @click.option("--device", metavar="DEVICE", help="Where the model runs, as in cuda:0.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Append signals and results as NDJSON.")
 @json_option
@@ -85,9 +78,7 @@ def command(
     texts = read_prompts(prompts, prompts_file)
     import_modules(imports)
     points = require_spec(spec)
-    settings = {name: value for name, value in generation.items() if value not in (None, ())}
-    if "stop" in settings:
-        settings["stop"] = list(settings["stop"])
+    settings = as_settings(generation)
     from undercurrent.cli.run_views import choose_view
 
     # Before the model, whose loading takes longest: a path that cannot be written is told at once.
@@ -145,29 +136,12 @@ def _thread_count(spec: ProbeSpec) -> int:
     return max(1, cpus - 1) if any(point.execution_mode == "async" for point in spec) else cpus
 
 
-@contextmanager
-def _probe_errors_told() -> Iterator[None]:
-    """Around a generation: what a probe or a model raised is their own affair, and no defect of ours.
-
-    Raises:
-        CLIError: with the place in the code that raised.
-    """
-    try:
-        yield
-    except (UndercurrentError, OSError):
-        raise
-    except Exception as error:
-        raise CLIError(
-            f"the probe or the model raised {describe_foreign(error)}",
-            hint="--debug shows the traceback; with `on_error: continue` on the point, the text goes on without it",
-        ) from error
-
-
 def _generate(probed: ProbedModel, text: str, settings: Mapping[str, Any], view: RunView, arrivals: Arrivals) -> None:
     from undercurrent.model import SignalEvent
 
     shown: Counter[str] = Counter()
-    with _probe_errors_told(), probed.stream(text, **settings) as stream:
+    hint = "--debug shows the traceback; with `on_error: continue` on the point, the text goes on without it"
+    with foreign_errors_told("the probe or the model", hint=hint), probed.stream(text, **settings) as stream:
         for event in stream:
             if isinstance(event, SignalEvent):
                 shown[event.point] += 1

@@ -11,28 +11,34 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from undercurrent.errors import ProbingError
+from undercurrent.errors import ProbingError, UndercurrentError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "IMPORT_HINT",
     "CLIError",
     "NearestChoice",
     "UsageError",
     "Verb",
     "VerbGroup",
     "allows_colour",
+    "counted",
     "data_console",
     "describe_foreign",
+    "foreign_errors_told",
     "json_option",
     "print_json",
     "read_standard_input",
+    "read_text",
     "say",
     "talk_console",
     "verb",
@@ -42,6 +48,7 @@ __all__ = [
 HELP_OPTIONS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # A pipe has no width: names are not cut for whoever searches the text.
 _PIPED_WIDTH = 200
+IMPORT_HINT = "--import FILE.py, or a module, registers the probes that it defines"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -70,6 +77,21 @@ def describe_foreign(error: Exception) -> str:
         # Its own text ends with the place; the frames are those of the import.
         place = ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+@contextmanager
+def foreign_errors_told(who: str, *, hint: str = "--debug shows the traceback") -> Iterator[None]:
+    """Around calls of code of others, such as a probe: what that raised is its own affair, and no defect of ours.
+
+    Raises:
+        CLIError: with the place in the code that raised.
+    """
+    try:
+        yield
+    except (UndercurrentError, OSError):
+        raise
+    except Exception as error:
+        raise CLIError(f"{who} raised {describe_foreign(error)}", hint=hint) from error
 
 
 class NearestChoice(click.Choice[str]):
@@ -133,6 +155,20 @@ class Verb(_Page):
 
 class VerbGroup(_Page, click.Group):
     """A verb with verbs of its own, such as `probe train`; unknown ones are answered with the nearest."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order in which they were added."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes each verb with its line."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            assert isinstance(command, _Page)
+            rows.append((name, command.summary))
+        with formatter.section("Verbs"):
+            formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -220,6 +256,29 @@ def read_standard_input(bytes_max: int = 64 << 20) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CLIError(f"<stdin>: expected UTF-8, got byte {content[error.start]:#04x} at {error.start}") from error
+
+
+def read_text(path: str, bytes_max: int) -> str:
+    """The text of a file; `-` is standard input.
+
+    Raises:
+        UsageError: standard input is closed.
+        CLIError: it is longer than `bytes_max`, or no UTF-8.
+    """
+    if path == "-":
+        return read_standard_input(bytes_max)
+    size = Path(path).stat().st_size
+    if size > bytes_max:
+        raise CLIError(f"{path}: at most {bytes_max >> 20} MiB were expected, got {size >> 20} MiB")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CLIError(f"{path}: expected UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun: 1 record, 2 records."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def say(text: str) -> None:
