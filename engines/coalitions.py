@@ -65,7 +65,7 @@ class HFCoalitions:
             stops_when_fired: points whose first flag or abort ends the generation, as their verdict cannot change: only
                 `<name>:fired` is asked of them.
             reuses_prefixes: compute what prompts begin with once and generate one by one (True), or generate a batch
-                side by side (False); None decides by the length of the prompts.
+                side by side and go on from no other prompt (False); None decides by the length of the prompts.
             prefix_entries: prompt states kept.
 
         Raises:
@@ -185,7 +185,9 @@ class HFCoalitions:
     @contextmanager
     def _state_for(self, prompt: list[int]) -> Iterator[PromptState]:
         """A state of the longest known beginning; what the block adds of the prompt is kept for the next one."""
-        found, shared = self._states.longest_prefix(prompt)
+        found, shared = None, 0
+        if self._reuses_prefixes is not False:
+            found, shared = self._states.longest_prefix(prompt)
         state = PromptState()
         if isinstance(found, PromptState) and shared:
             state = found.copy()
@@ -194,8 +196,9 @@ class HFCoalitions:
             self.kv_cache_reused_tokens += shared
         self.prompt_tokens_computed += len(prompt) - state.token_count
         yield state
-        state.crop(len(prompt))
-        self._states.store(prompt, state)
+        if self._reuses_prefixes is not False:
+            state.crop(len(prompt))
+            self._states.store(prompt, state)
 
     def _generate_from_prefix(self, prompt: list[int]) -> GenerationRecord:
         with self._state_for(prompt) as state:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from undercurrent.cli.explain_options import estimator_options, output_options
-from undercurrent.cli.models import MODEL_HELP, missing_model_named, resolve_model
+from undercurrent.cli.models import MODEL_HELP
 from undercurrent.cli.prompts import read_conversation
 from undercurrent.cli.specs import import_modules, require_spec
 from undercurrent.cli.verbs import NearestChoice, UsageError, say, verb
 
 if TYPE_CHECKING:
-    from undercurrent.engines.coalitions import HFCoalitions
-    from undercurrent.runtime.pipeline import RunSettings
+    from undercurrent.runtime.domain import Conversation
+    from undercurrent.runtime.domain.players import Tokenize
+    from undercurrent.runtime.executors import LocalExecutor, RayExecutor
+    from undercurrent.runtime.pipeline import CoalitionModel, Explanation, RunSettings
     from undercurrent.spec import ProbeSpec
 
 __all__ = ["command"]
 
-_FIRED = ":fired"
 _RUNS_FOLDER = Path("runs")
 
 
@@ -43,6 +43,10 @@ _RUNS_FOLDER = Path("runs")
         (
             "undercurrent explain --model ./m --prompt-file chat.json --html why.html --budget 200",
             "a page to send, from 200 generations",
+        ),
+        (
+            "undercurrent explain --model ./m --prompt-file chat.json --executor local:4",
+            "four processes, each with the model",
         ),
     ],
     exit_statuses={
@@ -84,7 +88,13 @@ _RUNS_FOLDER = Path("runs")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="Above 0 samples; 0 is greedy.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End answers before this string; repeatable.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Prompts side by side.")
-@click.option("--device", metavar="DEVICE", help="Where the model runs, as in cuda:0.")
+@click.option("--device", metavar="DEVICE", help="Where the model runs, as in cuda:0; local:N takes several, in turn.")
+@click.option(
+    "--executor",
+    metavar="EXECUTOR",
+    help="local:N (N processes, each with the model), ray or ray:ADDRESS (actors on a Ray cluster).  [default: here]",
+)
+@click.option("--actors", type=click.IntRange(min=1), default=2, show_default=True, help="Actors on a Ray cluster.")
 @click.option(
     "--run-folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -108,6 +118,8 @@ def command(
     imports: tuple[str, ...],
     value: str | None,
     device: str | None,
+    executor: str | None,
+    actors: int,
     batch_size: int,
     run_folder: Path | None,
     on_exists: str,
@@ -124,33 +136,86 @@ def command(
     """
     import asyncio
 
-    from undercurrent.cli.explain_views import Progress, show
-    from undercurrent.runtime.pipeline import explain, plan_run
+    from undercurrent.cli.explain_views import show
+    from undercurrent.runtime.domain import Conversation
 
-    conversation = read_conversation(prompt, prompt_file)
+    conversation = Conversation.of(read_conversation(prompt, prompt_file))
     import_modules(imports)
     points = None if spec is None else require_spec(spec)
-    settings = _settings(points, value, options)
-    with ExitStack() as stack:
-        coalitions = stack.enter_context(_load(stack, model, device, points, settings))
-        manifest = plan_run(conversation, coalitions, settings, tokenize=coalitions.tokenize)
-        folder = run_folder or _RUNS_FOLDER / manifest.run_id
-        progress = stack.enter_context(Progress(settings.estimator, len(manifest.player_set), hides=as_json))
-        explanation = asyncio.run(
-            explain(
-                conversation,
-                coalitions,
-                settings,
-                archive=folder,
-                on_exists=on_exists,  # type: ignore[arg-type]
-                tokenize=coalitions.tokenize,
-                batch_size=batch_size,
-                progress=progress,
-            )
-        )
+    run = _Run(
+        conversation,
+        _settings(points, value, options),
+        folder=run_folder,
+        on_exists=on_exists,
+        batch_size=batch_size,
+        is_quiet=as_json,
+    )
+    more: dict[str, Any] = {"points": points, "imports": imports, "device": device}
+    if executor is None:
+        from undercurrent.cli.explain_model import load_coalitions
+
+        with load_coalitions(model, run.settings, **more) as coalitions:
+            explanation = asyncio.run(run.explain(coalitions, coalitions.tokenize))
+    else:
+        from undercurrent.cli.explain_executor import make_executor
+
+        where = make_executor(executor, model, run.settings, actors=actors, **more)
+        explanation = asyncio.run(_explain_elsewhere(run, where))
     show(explanation, html=html, as_json=as_json)
     if not as_json:
-        say(f"the run is in {folder}; score it again with: undercurrent reanalyze {folder}")
+        say(f"the run is in {run.folder}; score it again with: undercurrent reanalyze {run.folder}")
+
+
+class _Run:
+    """What is explained, and where it is kept."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        settings: RunSettings,
+        *,
+        folder: Path | None,
+        on_exists: str,
+        batch_size: int,
+        is_quiet: bool,
+    ) -> None:
+        self.conversation = conversation
+        self.settings = settings
+        self.folder = folder
+        """Its archive; None until the run has its id, where nobody named a folder."""
+        self._on_exists = on_exists
+        self._batch_size = batch_size
+        self._is_quiet = is_quiet
+
+    async def explain(self, model: CoalitionModel, tokenize: Tokenize | None, *, max_inflight: int = 1) -> Explanation:
+        """Runs it with a model that has loaded its weights."""
+        from undercurrent.cli.explain_views import Progress
+        from undercurrent.runtime.pipeline import explain, plan_run
+
+        manifest = plan_run(self.conversation, model, self.settings, tokenize=tokenize)
+        self.folder = self.folder or _RUNS_FOLDER / manifest.run_id
+        with Progress(self.settings.estimator, len(manifest.player_set), hides=self._is_quiet) as progress:
+            return await explain(
+                self.conversation,
+                model,
+                self.settings,
+                archive=self.folder,
+                on_exists=self._on_exists,  # type: ignore[arg-type]
+                tokenize=tokenize,
+                batch_size=self._batch_size,
+                max_inflight=max_inflight,
+                progress=progress,
+            )
+
+
+async def _explain_elsewhere(run: _Run, executor: LocalExecutor | RayExecutor) -> Explanation:
+    say(f"starting the model {executor.capacity} times")
+    async with executor:
+        tokenize = None
+        if run.settings.players == "tokens":
+            texts = [part.text for message in run.conversation.messages for part in message.parts]
+            tokenize = dict(zip(texts, await executor.tokenize(texts), strict=True)).__getitem__
+        return await run.explain(executor, tokenize, max_inflight=executor.capacity)
 
 
 def _settings(points: ProbeSpec | None, value: str | None, options: dict[str, Any]) -> RunSettings:
@@ -178,32 +243,4 @@ def _settings(points: ProbeSpec | None, value: str | None, options: dict[str, An
             seed=options["seed"] if options["temperature"] > 0 else None,
             stop=options["stop"],
         ),
-    )
-
-
-def _load(
-    stack: ExitStack, model: str, device: str | None, points: ProbeSpec | None, settings: RunSettings
-) -> HFCoalitions:
-    """The model with the spec's probes attached; what it needs is closed by `stack`."""
-    from undercurrent.engines import HFEngine
-    from undercurrent.engines.coalitions import HFCoalitions
-    from undercurrent.router import Router
-
-    choice = resolve_model(model, on_progress=say)
-    say(f"loading {choice.title}")
-    engine = HFEngine()
-    with missing_model_named(model):
-        engine.load_model(choice.model, device=device, shows_progress=False, **choice.options)
-    if points is None:
-        return HFCoalitions(engine, settings.generation)
-    # A verdict must rest on every record, so the model waits for a slow probe instead of leaving records out.
-    router = stack.enter_context(Router(default_overflow_policy="block"))
-    router.prewarm(points)
-    fired = settings.value.removesuffix(_FIRED) if settings.value.endswith(_FIRED) else None
-    return HFCoalitions(
-        engine,
-        settings.generation,
-        points=list(points),
-        router=router,
-        stops_when_fired=[fired] if fired in points.names else [],
     )
