@@ -13,7 +13,7 @@ from undercurrent.errors import WorkerError
 from undercurrent.router.breakers import Breaker
 from undercurrent.router.defaults import GUARD_START_S
 from undercurrent.router.forked import ForkedBinding
-from undercurrent.router.inline import model_of, with_coverage
+from undercurrent.router.inline import signal_record, with_coverage
 from undercurrent.router.inline_outlet import InlineOutlet
 from undercurrent.router.tally import Tally
 from undercurrent.sinks import SignalRecord
@@ -112,7 +112,7 @@ class BoundedBinding:
             if self.signal_tallies:
                 self.signal_tallies[place_of(signal)].bump()
             if self._outlet.wants(signal):
-                self._outlet.take_signal(self._record_of(signal, record, sequence))
+                self._outlet.take_signal(signal_record(signal, record, sequence, self._context))
         return signal
 
     def _read(self, answer: GuardAnswer) -> ProbeSignal | None:
@@ -152,17 +152,6 @@ class BoundedBinding:
             },
         )
         self._outlet.take_notice(SignalRecord(self.request_id, self.point.name, signal))
-
-    def _record_of(self, signal: ProbeSignal, record: ActivationRecord, sequence: int) -> SignalRecord:
-        return SignalRecord(
-            self.request_id,
-            self.point.name,
-            signal,
-            sequence=sequence,
-            layer=record.layer,
-            position=record.token_pos,
-            model=model_of(self._context),
-        )
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from undercurrent.errors import RouterError, did_you_mean
 
-__all__ = ["Breaker", "BreakerAccess", "BreakerCounts", "BreakerStatus", "Breakers"]
+__all__ = ["Breaker", "BreakerCounts", "BreakerStatus", "Breakers"]
 
 PAUSE_S: Final = 5.0
 """How long a breaker stays open before it lets one record through; doubles with each failed try."""
@@ -201,21 +201,3 @@ class Breakers:
         """In a forked child: new breakers, as locks may have been held and no guard is the child's."""
         self._lock = threading.Lock()
         self._by_point = {}
-
-
-class BreakerAccess:
-    """The part of a router that shows its breakers."""
-
-    _breakers: Breakers
-
-    def breakers(self) -> dict[str, BreakerStatus]:
-        """The breakers of bounded inline points, by point name: their state and counts, over all requests so far."""
-        return self._breakers.statuses()
-
-    def reset_breaker(self, point_name: str) -> None:
-        """Closes the breaker of a point at once, so that its next record is sent to the probe; its counts stay.
-
-        Raises:
-            RouterError: no bounded inline point of that name was registered.
-        """
-        self._breakers.reset(point_name)

@@ -14,7 +14,7 @@ from undercurrent.spec import ActivationRecord, ExtractionPoint, OnError
 from undercurrent.workers import BindingStatistics
 from undercurrent.workers.meters import place_of
 
-__all__ = ["Dispatch", "InlineBinding", "empty_result", "model_of", "with_coverage"]
+__all__ = ["Dispatch", "InlineBinding", "empty_result", "model_of", "signal_record", "with_coverage"]
 
 _logger = logging.getLogger("undercurrent.router")
 
@@ -118,17 +118,7 @@ class InlineBinding:
         if self.signal_tallies:
             self.signal_tallies[place_of(signal)].bump()
         if self._outlet.wants(signal):
-            self._outlet.take_signal(
-                SignalRecord(
-                    self.request_id,
-                    self.point.name,
-                    signal,
-                    sequence=sequence,
-                    layer=record.layer,
-                    position=record.token_pos,
-                    model=model_of(self._context),
-                )
-            )
+            self._outlet.take_signal(signal_record(signal, record, sequence, self._context))
 
     def _answer_error(self, error: BaseException) -> ProbeSignal:
         """Answers for a probe that raised under `on_error: abort | continue`; the first error is logged."""
@@ -156,6 +146,21 @@ def model_of(context: RequestContext) -> str | None:
     metadata = context.prompt_metadata
     model = metadata.get("model") if isinstance(metadata, Mapping) else None
     return model if isinstance(model, str) else None
+
+
+def signal_record(
+    signal: ProbeSignal, record: ActivationRecord, sequence: int, context: RequestContext
+) -> SignalRecord:
+    """What a sink is told of a signal about `record`, the activation `sequence` of its binding."""
+    return SignalRecord(
+        record.request_id,
+        record.extraction_point_name,
+        signal,
+        sequence=sequence,
+        layer=record.layer,
+        position=record.token_pos,
+        model=model_of(context),
+    )
 
 
 def as_result(value: object, request_id: str, point_name: str) -> ProbeResult:

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from undercurrent.core import Probe, ProbeResult, ProbeSignal, RequestContext
+from undercurrent.core import ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbingValueError, RouterError
 from undercurrent.router.accounts import Accounts
 from undercurrent.router.awaiting import Awaiting
-from undercurrent.router.bounded import BoundedBinding
-from undercurrent.router.breakers import BreakerAccess, Breakers
+from undercurrent.router.breakers import Breakers
 from undercurrent.router.defaults import (
     DEFAULT_CIRCUIT_BREAKER_THRESHOLD,
     DEFAULT_DRAIN_TIMEOUT,
     DEFAULT_QUEUE_DEPTH,
     default_worker_pool_size,
 )
-from undercurrent.router.ending import EndListeners, RequestEndListener, collect_results, tell_workers
+from undercurrent.router.ending import EndListeners, collect_results, tell_workers
 from undercurrent.router.forked import ForkedBinding, renew_in_children
 from undercurrent.router.handle import AsyncRequestHandle, RequestHandle
-from undercurrent.router.inline import InlineBinding
-from undercurrent.router.metrics import MetricsSink, MetricsSnapshot
+from undercurrent.router.metrics import MetricsSink
+from undercurrent.router.observing import ObservedRouter
 from undercurrent.router.planning import PointDefaults, ProbeSource, as_probe_registry, plan_request, worker_plans
 from undercurrent.router.registration import build_request
-from undercurrent.router.requests import LiveRequest, LocalBinding, RequestTable
+from undercurrent.router.requests import LiveRequest, RequestTable
 from undercurrent.router.rows import RowLike, route_rows
 from undercurrent.router.step import Step
-from undercurrent.router.supervision import LogSinkLike, Supervision, WorkerSettings
-from undercurrent.router.totals import RouterMetrics
+from undercurrent.router.supervision import Supervision, WorkerSettings
 from undercurrent.spec import ActivationRecord, ExtractionPoint, InterventionPolicy, OverflowPolicy, TensorType
 from undercurrent.workers.measures import Measures
 
@@ -40,7 +38,7 @@ __all__ = ["Router"]
 _FLUSH_TIMEOUT_S = 30.0
 
 
-class Router(BreakerAccess):
+class Router(ObservedRouter):
     """Dispatches records to probes: inline ones here and now, async ones in worker processes.
 
     All methods may be called on any thread. Processes start with the first async or bounded point, or with `prewarm`;
@@ -241,77 +239,6 @@ class Router(BreakerAccess):
         """A request for an `async with` block, which ends it in any case."""
         return AsyncRequestHandle(self, request_id or uuid.uuid4().hex, list(extraction_points), prompt_metadata)
 
-    # ---- who listens -----------------------------------------------------------------------------------------------
-
-    def attach_log_sink(self, sink: LogSinkLike | None, *, inline: bool = False) -> None:
-        """Makes `sink` the only log sink, for live requests too; None detaches every sink.
-
-        A sink that is a handle, such as `FileLogSink`, works in the workers; any other object with `write_signal` and
-        `write_result` is called on a thread of this process, in order. What it raises is logged. With `inline`, aborts,
-        flags and results of inline points reach it too, on another thread of this process.
-
-        Raises:
-            ProbingTypeError: the sink lacks a method.
-        """
-        self._supervision.replace_sinks(sink, is_inline=inline)
-
-    def add_log_sink(self, sink: LogSinkLike, *, inline: bool = False) -> None:
-        """Adds a log sink behind those attached. Raises as `attach_log_sink`."""
-        self._supervision.add_sink(sink, is_inline=inline)
-
-    def remove_log_sink(self, sink: LogSinkLike) -> None:
-        """Detaches one log sink.
-
-        Raises:
-            RouterError: it is not attached.
-        """
-        self._supervision.remove_sink(sink)
-
-    def attach_metrics_sink(self, sink: MetricsSink | None) -> None:
-        """Makes `sink` the metrics sink; None detaches it. See `MetricsSink` for the thread it is called on."""
-        self._accounts.attach(sink)
-
-    def on_request_end(self, listener: RequestEndListener) -> Callable[[], None]:
-        """Calls `listener(request_id, results)` after each end, on the thread that ended the request; what it raises is
-        logged. Returns the function that removes it again."""
-        return self._listeners.add(listener)
-
-    def get_metrics(self, request_id: str, extraction_point_name: str) -> MetricsSnapshot:
-        """The counters of a live async binding, read from shared memory.
-
-        Raises:
-            RouterError: unknown or ended request, unknown point, or an inline point.
-        """
-        binding = self._table.find_binding(request_id, extraction_point_name)
-        if isinstance(binding, LocalBinding | BoundedBinding):
-            raise RouterError(
-                f"extraction point {extraction_point_name!r} has no queue, as it runs inline; metrics are those of "
-                "async points"
-            )
-        return MetricsSnapshot.of(binding.statistics())
-
-    def totals(self) -> RouterMetrics:
-        """Everything counted since this router was made, requests that ended included; works after `shutdown` too.
-
-        Counters of records are exact. What workers measure (signals of live async requests, and times) is up to two
-        seconds old; `flush` brings it up to date.
-        """
-        return self._accounts.totals(self.breakers())
-
-    def get_probe(self, request_id: str, extraction_point_name: str) -> Probe:
-        """The probe instance of a live inline point.
-
-        Raises:
-            RouterError: unknown or ended request, unknown point, or an async point, whose probe lives in a worker.
-        """
-        binding = self._table.find_binding(request_id, extraction_point_name)
-        if not isinstance(binding, InlineBinding):
-            raise RouterError(
-                f"the probe of extraction point {extraction_point_name!r} lives in a worker and cannot be reached from "
-                "here; read its signals from a log sink and its verdict from `end_request`"
-            )
-        return binding.probe
-
     # ---- workers ---------------------------------------------------------------------------------------------------
 
     def check(self, extraction_points: Iterable[ExtractionPoint]) -> bool:
@@ -323,8 +250,11 @@ class Router(BreakerAccess):
         plans = plan_request("check", extraction_points, RequestContext("check", {}, None), self._defaults)
         return bool(worker_plans(plans))
 
-    def prewarm(self, extraction_points: Iterable[ExtractionPoint] = ()) -> None:
+    def prewarm(self, extraction_points: Iterable[ExtractionPoint] = (), *, loads_torch: bool = False) -> None:
         """Starts what the first async registration would start, and workers for the async points of a spec.
+
+        Say `loads_torch` where records will be torch tensors: workers import it before they yield to the engine. Else
+        the first record pays for it, at the lowest priority: seconds, and on a busy machine longer than a drain lasts.
 
         Raises:
             RouterError: a point cannot be served.
@@ -335,7 +265,7 @@ class Router(BreakerAccess):
         supervisor = self._supervision.get()
         for plan in in_workers:
             supervisor.check(plan)
-        supervisor.prewarm(in_workers)
+        supervisor.prewarm(in_workers, loads_torch=loads_torch)
 
     def flush(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> bool:
         """Waits until workers have handled what was routed so far and every sink has it; False after `timeout_s`."""
