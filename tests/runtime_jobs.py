@@ -11,6 +11,7 @@ from undercurrent.runtime import (
     CoalitionRecord,
     CoalitionRecordDraft,
     GenerationConfig,
+    RunArchive,
     build_coalition_key,
     pack_mask,
 )
@@ -75,6 +76,15 @@ class CountingModel:
         if failure is not None:
             raise failure
         return text_of(snapshot)
+
+
+def write_archive(root: Path, count: int, *, complete: bool) -> None:
+    """Makes an archive with the rows of jobs 0 to `count` - 1 and closes it."""
+    with RunArchive.open(root, MANIFEST) as archive:
+        for number in range(count):
+            archive.append(make_draft(number))
+        if complete:
+            archive.mark_complete()
 
 
 def fingerprint(root: Path) -> dict[str, tuple[bytes, int]]:

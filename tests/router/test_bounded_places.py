@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from fork_answers import answer_of_child
 from gate_probes import GATES, gate_point
 from router_points import context, fresh_id, make_record, wait_until
 
 from undercurrent.router import Router, TimeoutAction
 
 TESTS = Path(__file__).parent.parent
-
-
-def answer_of_child(work: Callable[[], Any]) -> Any:
-    """Runs `work` in a forked child and returns what it returned."""
-    read_fd, write_fd = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with open(write_fd, "wb") as pipe:
-                pipe.write(msgspec.json.encode(work()))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(write_fd)
-    with open(read_fd, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    return msgspec.json.decode(answer)
 
 
 @pytest.mark.parametrize("on_timeout", list(TimeoutAction))
@@ -87,6 +65,7 @@ def test_a_child_gets_guards_of_its_own() -> None:
 PROGRAM = """
 import sys, threading, time
 sys.path.insert(0, sys.argv[1])
+from fork_answers import answer_of_child
 from gate_probes import GATES, TRIGGER, gate_point, guard_pid
 from router_points import context, make_record, wait_until
 from undercurrent.router import Router

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runtime_jobs import MANIFEST, fingerprint, make_draft
+from runtime_jobs import MANIFEST, fingerprint, make_draft, write_archive
 
 from undercurrent.runtime import (
     ArchiveAccessError,
@@ -24,20 +24,12 @@ from undercurrent.runtime import (
 from undercurrent.runtime.manifest import first_difference
 
 
-def write(root: Path, count: int, *, complete: bool) -> None:
-    with RunArchive.open(root, MANIFEST) as archive:
-        for number in range(count):
-            archive.append(make_draft(number))
-        if complete:
-            archive.mark_complete()
-
-
 def replaced(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.name.startswith("replaced-"))
 
 
 def test_error_is_the_default_and_refuses_a_finished_archive(tmp_path: Path) -> None:
-    write(tmp_path, 2, complete=True)
+    write_archive(tmp_path, 2, complete=True)
     before = fingerprint(tmp_path)
     with pytest.raises(ArchiveExistsError, match="holds a finished archive; on_exists='resume'"):
         RunArchive.open(tmp_path, MANIFEST)
@@ -49,7 +41,7 @@ def test_error_is_the_default_and_refuses_a_finished_archive(tmp_path: Path) -> 
 def test_starting_anew_moves_the_old_archive_whole_and_leaves_foreign_files(
     tmp_path: Path, on_exists: str, complete: bool
 ) -> None:
-    write(tmp_path, 3, complete=complete)
+    write_archive(tmp_path, 3, complete=complete)
     (tmp_path / "base_generation.txt").write_text("old")
     (tmp_path / "notes.txt").write_text("mine")
     with RunArchive.open(tmp_path, {"run_id": "run-2"}, on_exists=on_exists) as archive:  # type: ignore[arg-type]
@@ -67,14 +59,14 @@ def test_starting_anew_moves_the_old_archive_whole_and_leaves_foreign_files(
 
 def test_several_replaced_archives_of_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
     for _ in range(4):
-        write(tmp_path, 1, complete=False)
+        write_archive(tmp_path, 1, complete=False)
     assert len(replaced(tmp_path)) == 3
     assert all(RunArchive.load(folder).row_count == 1 for folder in replaced(tmp_path))
 
 
 def test_an_unfinished_archive_of_a_killed_writer_is_moved_with_its_journal(tmp_path: Path) -> None:
     kill_a_writer(tmp_path, 5)
-    write(tmp_path, 1, complete=True)
+    write_archive(tmp_path, 1, complete=True)
     (folder,) = replaced(tmp_path)
     assert RunArchive.load(folder).row_count == 5
 
@@ -105,7 +97,7 @@ def test_resume_goes_on_where_the_manifest_is_equal(tmp_path: Path) -> None:
 
 
 def test_what_is_recorded_is_what_was_there_before_whoever_asks_first(tmp_path: Path) -> None:
-    write(tmp_path, 2, complete=False)
+    write_archive(tmp_path, 2, complete=False)
     with RunArchive.open(tmp_path, MANIFEST, on_exists="resume") as archive:
         archive.append(make_draft(2))
         archive.flush()
@@ -121,7 +113,7 @@ def test_resume_of_nothing_starts_a_run(tmp_path: Path) -> None:
 
 
 def test_resume_of_a_finished_archive_reads_it_and_changes_nothing(tmp_path: Path) -> None:
-    write(tmp_path, 2, complete=True)
+    write_archive(tmp_path, 2, complete=True)
     before = fingerprint(tmp_path)
     with RunArchive.open(tmp_path, MANIFEST, on_exists="resume") as archive:
         assert archive.is_complete
@@ -132,7 +124,7 @@ def test_resume_of_a_finished_archive_reads_it_and_changes_nothing(tmp_path: Pat
 
 
 def test_resume_of_another_run_names_the_first_difference(tmp_path: Path) -> None:
-    write(tmp_path, 2, complete=False)
+    write_archive(tmp_path, 2, complete=False)
     before = fingerprint(tmp_path)
     other = {**MANIFEST, "decoding": {"seed": 8, "stop": ["\n"]}, "estimand": "banzhaf"}
     with pytest.raises(ArchiveMismatchError, match=r"\$\.decoding\.seed is 7 in the archive and 8 in this run"):
@@ -159,7 +151,7 @@ def test_the_first_difference_of_two_manifests(stored: object, given: object, di
 
 @pytest.mark.parametrize("left", ["manifest", "empty database", "database without tables"])
 def test_resume_goes_on_from_a_writer_that_was_killed_while_it_started(tmp_path: Path, left: str) -> None:
-    write(tmp_path, 1, complete=False)
+    write_archive(tmp_path, 1, complete=False)
     (tmp_path / "archive.sqlite").unlink()
     if left == "empty database":
         (tmp_path / "archive.sqlite").touch()
@@ -175,17 +167,17 @@ def test_resume_goes_on_from_a_writer_that_was_killed_while_it_started(tmp_path:
 
 
 def test_a_half_written_manifest_is_refused_by_resume_and_moved_by_a_new_run(tmp_path: Path) -> None:
-    write(tmp_path, 1, complete=False)
+    write_archive(tmp_path, 1, complete=False)
     (tmp_path / "manifest.json").write_text('{"schema_version": 4, "run_')
     with pytest.raises(ArchiveCorruptError, match="must hold a JSON object"):
         RunArchive.open(tmp_path, MANIFEST, on_exists="resume")
-    write(tmp_path, 1, complete=True)
+    write_archive(tmp_path, 1, complete=True)
     (folder,) = replaced(tmp_path)
     assert (folder / "manifest.json").read_text() == '{"schema_version": 4, "run_'
 
 
 def test_a_database_without_a_manifest_is_nobody_s_to_resume(tmp_path: Path) -> None:
-    write(tmp_path, 1, complete=False)
+    write_archive(tmp_path, 1, complete=False)
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(ArchiveCorruptError, match=r"and no manifest\.json"):
         RunArchive.open(tmp_path, MANIFEST, on_exists="resume")
@@ -217,7 +209,7 @@ def test_a_database_nobody_can_read_is_never_replaced_unasked(tmp_path: Path, ki
 
 
 def test_a_folder_that_may_not_be_written_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, 1, complete=True)
+    write_archive(tmp_path, 1, complete=True)
     before = fingerprint(tmp_path)
 
     def refuse(*arguments: object) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runtime_jobs import MANIFEST, fingerprint, make_draft
+from runtime_jobs import MANIFEST, fingerprint, make_draft, write_archive
 
 from undercurrent.runtime import (
     ArchiveLockedError,
@@ -24,15 +24,6 @@ from undercurrent.runtime import (
     RunArchive,
 )
 from undercurrent.runtime.lease import WriterLease, is_held
-
-
-def write(root: Path, count: int, *, complete: bool) -> None:
-    with RunArchive.open(root, MANIFEST) as archive:
-        for number in range(count):
-            archive.append(make_draft(number))
-        if complete:
-            archive.mark_complete()
-
 
 HOLDER = """
 import os, sys, time
@@ -90,7 +81,7 @@ def test_the_lease_of_a_killed_writer_is_free(tmp_path: Path, hold: subprocess.P
     hold.wait()
     assert (tmp_path / "writer.lock").exists()
     assert not is_held(tmp_path)
-    write(tmp_path, 1, complete=True)
+    write_archive(tmp_path, 1, complete=True)
     assert not (tmp_path / "writer.lock").exists()
 
 
@@ -107,7 +98,7 @@ def test_a_forked_child_does_not_keep_the_lease_of_its_dead_parent(tmp_path: Pat
             os.kill(p.pid, signal.SIGKILL)
             p.wait()
             assert not is_held(tmp_path)
-            write(tmp_path, 1, complete=False)
+            write_archive(tmp_path, 1, complete=False)
         finally:
             os.killpg(p.pid, signal.SIGKILL)
 
@@ -203,7 +194,7 @@ def test_writers_that_hand_over_never_meet(tmp_path: Path) -> None:
 
 
 def test_a_writer_of_another_package_holds_no_lease_and_is_refused_all_the_same(tmp_path: Path) -> None:
-    write(tmp_path, 3, complete=False)
+    write_archive(tmp_path, 3, complete=False)
     foreign = sqlite3.connect(tmp_path / "archive.sqlite", isolation_level=None)
     foreign.execute("PRAGMA journal_mode = WAL")
     foreign.execute("DELETE FROM coalition_values")
