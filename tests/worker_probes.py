@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import time
 
 import numpy as np
@@ -135,6 +136,18 @@ class Killer(Recorder):
             if self.way == "sleep":
                 time.sleep(3600)
         return super().on_activation(record)
+
+
+class TorchWitness(Recorder):
+    """Its verdict: whether torch was there before the first record, and the priority it ran at."""
+
+    def on_start(self, request_ctx):
+        super().on_start(request_ctx)
+        self.has_torch = "torch" in sys.modules
+
+    def on_end(self, request_ctx):
+        verdict = (self.has_torch, os.getpriority(os.PRIO_PROCESS, 0))
+        return ProbeResult(self.request_id, self.extraction_point_name, verdict)
 
 
 class Gate(Recorder):

@@ -78,6 +78,8 @@ class Lane:
         self.ready = threading.Event()
         self.threads = 1
         self.needs_gpu = False
+        self.loads_torch = False
+        """Whether its first worker imports torch before it yields to the engine; a later one does so when it must."""
         self.hung_binding_id = 0
         """The binding whose probe was ended for its timeout, until the worker's death is handled."""
         self._lock = threading.Lock()

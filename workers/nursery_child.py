@@ -110,7 +110,8 @@ class Child(msgspec.Struct, frozen=True):
         os.setpgid(0, 0)
         _reset_signals()
         _limit_core_dumps()
-        _yield_to_engine(self.order.nice)
+        if not self.order.loads_torch:
+            yield_to_engine(self.order.nice)
         _choose_cpus(self.order.cpus)
         _raise_oom_score(self.order.oom_score_adj)
         self._set_environment(os.environ)
@@ -192,7 +193,8 @@ def _limit_core_dumps() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
 
-def _yield_to_engine(nice: int) -> None:
+def yield_to_engine(nice: int) -> None:
+    """Takes a lower priority on; one that is lower already stays."""
     current = os.getpriority(os.PRIO_PROCESS, 0)
     if nice <= current:
         return

@@ -73,6 +73,8 @@ class SpawnOrder(msgspec.Struct, frozen=True, kw_only=True):
     """BLAS, OpenMP and torch threads. More than one costs a fresh interpreter: the libraries read the number once."""
     gpu: bool = False
     """Whether the engine's `CUDA_VISIBLE_DEVICES` is given back."""
+    loads_torch: bool = False
+    """Whether the entry imports torch first, at the engine's priority, and takes `nice` on afterwards."""
     oom_score_adj: int = 500
     """The kernel's out-of-memory score is raised to this and never lowered."""
     log_fd_index: int | None = None

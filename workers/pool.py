@@ -30,6 +30,8 @@ class Pool:
         """Replaced, never changed."""
         self.sinks = m.SetSinks(b"", False)
         """What a new worker is told."""
+        self.loads_torch = False
+        """Whether new workers import torch ahead of their records."""
         self._by_key: dict[tuple[bytes, int], Lane] = {}
         self._budget = budget
         self._loop = loop
@@ -54,6 +56,7 @@ class Pool:
             lane = Lane(f"uc-{len(self.lanes)}-{plan.point.name}"[:40], self._budget, self._loop.note_unsent)
             lane.threads = plan.point.threads or 1
             lane.needs_gpu = bool(plan.point.gpu)
+            lane.loads_torch = self.loads_torch
             lane.set_sinks(self.sinks)
             self.lanes = [*self.lanes, lane]
             start(lane)

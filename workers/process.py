@@ -5,22 +5,38 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from undercurrent.ipc import ConsumerLane
 from undercurrent.workers import messages as m
+from undercurrent.workers.nursery_child import yield_to_engine
 from undercurrent.workers.nursery_frames import SpawnOrder
 from undercurrent.workers.outlets import Outlets
+from undercurrent.workers.tensors import load_torch
 from undercurrent.workers.worker import Worker
+
+_logger = logging.getLogger("undercurrent.workers")
 
 
 def run(order: SpawnOrder, fds: Sequence[int]) -> None:
     """The entry of a worker process; see `serve`."""
-    serve(fds, Worker)
+
+    def load_then_yield() -> None:
+        try:
+            load_torch()
+        except Exception:
+            _logger.exception("worker %s could not import torch ahead of its records", order.worker_name)
+        finally:
+            yield_to_engine(order.nice)
+
+    serve(fds, Worker, prepare=load_then_yield if order.loads_torch else None)
 
 
-def serve(fds: Sequence[int], worker_type: type[Worker]) -> None:
-    """Serves a lane until the engine says stop or is gone. `fds`: socket, control, payload, the engine's pidfd."""
+def serve(fds: Sequence[int], worker_type: type[Worker], *, prepare: Callable[[], None] | None = None) -> None:
+    """Serves a lane until the engine says stop or is gone. `fds`: socket, control, payload, the engine's pidfd.
+
+    `prepare` is called when the engine knows that the worker runs, before the first frame is read.
+    """
     sock_fd, control_fd, payload_fd, engine_pidfd = fds
     lane = ConsumerLane(control_fd, payload_fd)
     os.close(control_fd)
@@ -30,7 +46,7 @@ def serve(fds: Sequence[int], worker_type: type[Worker]) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
-    worker.run()
+    worker.run(prepare)
 
 
 class _EngineLogHandler(logging.Handler):

@@ -137,7 +137,8 @@ class ServedBinding:
         """
         while True:
             if self._is_past_drain():
-                self.add_reason("drain_timeout")
+                if self.ring.statistics().waiting:
+                    self.add_reason("drain_timeout")
                 return False
             batch = self.ring.take(self._batch_max)
             if batch is None:
@@ -149,7 +150,7 @@ class ServedBinding:
             if batch.held:
                 self._stop_reading_in_place()
             if time.monotonic_ns() >= slice_until_ns:
-                return not self._is_past_drain()
+                return True
 
     def _stop_reading_in_place(self) -> None:
         """A view outlived its call: its slot stays with it, and the probe gets copies from now on."""

@@ -163,6 +163,7 @@ class ProcessSpawner:
             cpus=None if lane.is_guard else self._worker_cpus(),
             threads=lane.threads,
             gpu=lane.needs_gpu,
+            loads_torch=lane.loads_torch and not lane.death_count,
             sys_path=tuple(sys.path),
         )
 

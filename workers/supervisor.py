@@ -82,13 +82,16 @@ class Supervisor:
 
     # ---- before serving --------------------------------------------------------------------------------------------
 
-    def prewarm(self, plans: Sequence[BindingPlan] = ()) -> None:
+    def prewarm(self, plans: Sequence[BindingPlan] = (), *, loads_torch: bool = False) -> None:
         """Starts the nursery, and a worker for each plan's probe; waits until they run.
+
+        With `loads_torch`, workers started from now on import torch, for which nobody waits here.
 
         Raises:
             WorkerError: they did not run within 60 s.
         """
         self._ensure_started()
+        self._pool.loads_torch = loads_torch or self._pool.loads_torch
         lanes = [self._lane_for(plan, self._points.pack(plan)[0]) for plan in plans]
         deadline = time.monotonic() + PREWARM_S
         if isinstance(self._spawner, ProcessSpawner):

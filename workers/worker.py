@@ -70,9 +70,14 @@ class Worker:
         self._is_stopping = False
         self.outlets = Outlets(self._channel, self._is_engine_gone, is_pickle_allowed=is_pickle_allowed)
 
-    def run(self) -> None:
-        """Loops until stopped; returns after every binding has been closed one way or the other."""
+    def run(self, prepare: Callable[[], None] | None = None) -> None:
+        """Loops until stopped; returns after every binding has been closed one way or the other.
+
+        `prepare` is called between the word to the engine and the first look at mail and rings.
+        """
         self.outlets.send(m.WorkerReady(os.getpid()))
+        if prepare is not None:
+            prepare()
         last_look = time.monotonic()
         try:
             while not self._is_stopping:

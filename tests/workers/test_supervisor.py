@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import worker_probes as probes
-from worker_rig import coverage, deadline, feed, finish, plan, record, wait_for
+from worker_rig import coverage, deadline, feed, finish, plan, record
 
 from undercurrent.core import RequestContext
 from undercurrent.errors import ProbeTransferError, RingMemoryError
@@ -209,31 +208,6 @@ def test_block_gives_up_after_its_timeout_and_counts_it(supervisor: Supervisor, 
     found = coverage(finish(binding))
     assert "block_timeout" in found["reasons"]
     assert found["routed"] == 8 == found["seen"] + found["dropped"]
-
-
-def test_the_drain_deadline_ends_a_slow_backlog_with_a_verdict(supervisor: Supervisor, tmp_path: Path) -> None:
-    gate = tmp_path / "open"
-    binding = supervisor.open_binding(plan(probes.Gate, depth=32, probe_kwargs={"path": str(gate)}))
-    binding.wait_started(deadline())
-    feed(binding, 20)
-    binding.end(time.monotonic())
-    gate.touch()
-    result = binding.wait_result(deadline())
-    assert result.verdict is not None
-    assert "drain_timeout" in coverage(result)["reasons"]
-    assert coverage(result)["routed"] == 20
-
-
-def test_a_result_is_given_at_the_deadline_even_if_the_probe_is_stuck(supervisor: Supervisor, tmp_path: Path) -> None:
-    gate = tmp_path / "open"
-    binding = supervisor.open_binding(plan(probes.Gate, probe_kwargs={"path": str(gate)}))
-    feed(binding, 1)
-    wait_for(lambda: binding.statistics().in_hand == 1)
-    binding.end(time.monotonic())
-    result = binding.wait_result(time.monotonic() + 0.05)
-    gate.touch()
-    assert result.verdict is None
-    assert "drain_timeout" in coverage(result)["reasons"]
 
 
 def test_an_abandoned_binding_leaves_room_for_others(supervisor: Supervisor) -> None:
