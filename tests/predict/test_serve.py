@@ -187,6 +187,27 @@ def test_checkpoint_that_cannot_be_loaded_is_unavailable_and_leaks_no_path() -> 
     assert SECRET.encode() not in answer.body
 
 
+class DamagedError(PredictValueError):
+    """What a factory raises whose files are not what they should be."""
+
+
+def test_checkpoint_that_fails_to_load_midway_in_a_batch_leaks_no_path_either() -> None:
+    def damaged() -> Any:
+        raise DamagedError(f"{SECRET}/weights.bin is damaged")
+
+    router = Router({"good": WordCheckpoint("good"), "bad": damaged}, default="good")
+    requests = [{**ASKED, "model": "good"}, {**ASKED, "model": "bad"}]
+    answer = post(DecisionApp(router), {"requests": requests}, "/v1/predict_batch")
+    assert (answer.status, answer.json["code"], answer.json["failed"]) == (503, "checkpoint_unavailable", [1])
+    assert SECRET.encode() not in answer.body
+
+
+def test_question_for_a_probe_that_is_not_there_is_the_clients_mistake() -> None:
+    answer = post(DecisionApp(make_router()), {**ASKED, "questions": {"q": {"type": "probe", "point": "mood"}}})
+    assert (answer.status, answer.json["code"]) == (422, "invalid_request")
+    assert "no probe is attached as 'mood'" in answer.json["detail"]
+
+
 def test_failure_of_a_model_is_ours_and_says_nothing_but_its_id(caplog: pytest.LogCaptureFixture) -> None:
     router = Router({"own": WordCheckpoint(SECRET, fails_at="forward")}, default="own")
     answer = post(DecisionApp(router), {**ASKED, "model": "own"})

@@ -162,7 +162,7 @@ class DecisionApp:
         self._check_model(arguments["model"])
         state, questions = arguments.pop("state"), arguments.pop("questions")
         result = await self._answer(
-            request, lambda started: self._router.predict(state, questions, on_predict_start=started, **arguments)
+            request, lambda stage: self._router.predict(state, questions, hooks=stage, **arguments)
         )
         return _json(request, _public(result))
 
@@ -173,9 +173,7 @@ class DecisionApp:
             self._check_model(one["model"])
         results = await self._answer(
             request,
-            lambda started: self._router.predict_batch(
-                requests, min_confidence=body.min_confidence, on_predict_start=started
-            ),
+            lambda stage: self._router.predict_batch(requests, min_confidence=body.min_confidence, hooks=stage),
         )
         return _json(request, {"results": [_public(result) for result in results]})
 
@@ -205,17 +203,13 @@ class DecisionApp:
             ) from None
         return b"".join(parts)
 
-    async def _answer(self, request: Request, work: Callable[[Callable[[PredictContext], None]], Any]) -> Any:
-        """Runs `work` when its turn comes; it is given a start hook that tells a caller's mistake from ours."""
-        has_started = False
-
-        def started(_ctx: PredictContext) -> None:
-            nonlocal has_started
-            has_started = True
+    async def _answer(self, request: Request, work: Callable[[_Stage], Any]) -> Any:
+        """Runs `work` when its turn comes; it is given a hook that tells a caller's mistake from ours."""
+        stage = _Stage()
 
         def run() -> Any:
             with correlated(request.state.correlation_id):
-                return work(started)
+                return work(stage)
 
         try:
             async with asyncio.timeout(self.limits.timeout_s):
@@ -227,7 +221,7 @@ class DecisionApp:
         except (Problem, ClientDisconnect):
             raise
         except Exception as error:
-            raise _problem_of(error, request.state.correlation_id, has_started=has_started) from error
+            raise _problem_of(error, request.state.correlation_id, has_checkpoint=stage.has_checkpoint) from error
 
     async def _while_connected(self, request: Request, answer: Any) -> Any:
         """Awaits `answer`, and gives up when the client leaves, so that nothing runs for nobody."""
@@ -282,18 +276,29 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _problem_of(error: Exception, correlation_id: str, *, has_started: bool) -> Problem:
+class _Stage:
+    """A hook that says where a call failed: a checkpoint that cannot be had is nothing the caller could change."""
+
+    def __init__(self) -> None:
+        self.has_checkpoint = True
+
+    def on_error(self, ctx: PredictContext) -> None:
+        """Told without an agent where routing or loading failed."""
+        self.has_checkpoint = ctx.agent is not None
+
+
+def _problem_of(error: Exception, correlation_id: str, *, has_checkpoint: bool) -> Problem:
     """What a client is told of an exception. Only what the caller got wrong is told in words."""
     more: dict[str, Any] = {"correlation_id": correlation_id}
     failure = getattr(error, "batch", None)
     if isinstance(failure, BatchFailure):
         more |= {"failed": list(failure.failed), "not_started": list(failure.not_started)}
-    if has_started and isinstance(error, PredictValueError | PredictTypeError):
+    if has_checkpoint and isinstance(error, PredictValueError | PredictTypeError):
         return Problem(422, "invalid_request", str(error), more=more)
     # The text of an exception may hold states, or paths of this machine.
     _LOG.error("decision %s failed: %s", correlation_id, type(error).__name__)
     _LOG.debug("decision %s", correlation_id, exc_info=error)
-    if not has_started:
+    if not has_checkpoint:
         detail = "the checkpoint could not be chosen or loaded; the log of the server says why"
         return Problem(503, "checkpoint_unavailable", detail, more=more)
     return Problem(500, "failed", "the decision failed; the log of the server says why", more=more)
@@ -346,4 +351,4 @@ async def _nobody_there(_request: Request, _error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     correlation_id = request.state.correlation_id
-    return _problem_of(error, correlation_id, has_started=True).response()
+    return _problem_of(error, correlation_id, has_checkpoint=True).response()

@@ -30,6 +30,9 @@ _ORDER = {
 }
 
 
+_NO_ORDER = {"type": ["array", "null"], "maxItems": 0}
+
+
 def document(limits: ServeLimits, version: str) -> dict[str, Any]:
     """The document, for OpenAPI 3.1."""
     _, schemas = msgspec.json.schema_components([PredictBody, BatchBody], ref_template=_REFS)
@@ -42,7 +45,7 @@ def document(limits: ServeLimits, version: str) -> dict[str, Any]:
             "description": "Definitions by question id.",
             "propertyNames": _NOT_BLANK,
             "maxProperties": limits.question_count_max,
-            "additionalProperties": {"oneOf": [_choice(), _score(), _noul()]},
+            "additionalProperties": {"oneOf": [_choice(), _score(), _noul(), _PROBE]},
         },
         "Result": _result(),
         "Problem": _problem(),
@@ -78,6 +81,15 @@ def document(limits: ServeLimits, version: str) -> dict[str, Any]:
 
 
 _STATUS = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
+
+
+_PROBE = {
+    "type": "object",
+    "title": "probe",
+    "description": "Answered by the probe that is attached to the checkpoint under that name.",
+    "required": ["type", "point"],
+    "properties": {"type": {"const": "probe"}, "point": {"type": "string", "minLength": 1}, "option_order": _NO_ORDER},
+}
 
 
 def _ref(name: str) -> dict[str, Any]:
