@@ -215,7 +215,8 @@ def _option_texts(question: Question) -> tuple[str, ...]:
     if question.labels != question.keys:
         # Labels of the caller's own say what both answers are about.
         no, yes = (
-            label if text is None else f"{label}: {text}" for label, text in zip(question.labels, (no, yes), strict=True)
+            label if text is None else f"{label}: {text}"
+            for label, text in zip(question.labels, (no, yes), strict=True)
         )
     affirmed = instructions if yes is None else f"{instructions} {yes}"
     return (affirmed,) if no is None else (f"{instructions} {no}", affirmed)

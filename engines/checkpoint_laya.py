@@ -111,6 +111,15 @@ class LayaCheckpoint:
         return sum(part.nbytes for part in (*self._network.parameters(), *self._network.buffers()))
 
     @property
+    def model(self) -> Any:
+        """The encoder, which `forward` runs; for probes that read along."""
+        return self._network.encoder
+
+    def sequences(self, encoded: EncodedState[list[_Row]]) -> list[Tokens]:
+        """What the encoder reads of a state: a sequence per question."""
+        return [row.token_ids for row in encoded.row]
+
+    @property
     def uses_lang(self) -> bool:
         """Whether a language has temperatures of its own."""
         return bool(self._by_lang)
@@ -206,9 +215,7 @@ class LayaCheckpoint:
         """Softmax over the options, calibrated, in the caller's order; and how likely answering is the right action."""
         own = None if options.lang is None else self._by_lang.get(_primary(options.lang))
         logits, actions = iter(output.logits.tolist()), iter(output.actions[:, 0].tolist())
-        return [
-            [self._scores(next(logits), next(actions), question, own) for question in questions] for _ in encoded
-        ]
+        return [[self._scores(next(logits), next(actions), question, own) for question in questions] for _ in encoded]
 
     def split(
         self,

@@ -131,7 +131,4 @@ def split_state(
         return [StateWindow(decode(tokens), 0, len(tokens))]
     # The last window is the first that reaches the end.
     starts = range(0, max(1, len(tokens) - size + stride), stride)
-    return [
-        StateWindow(decode(tokens[at : at + size]), at, min(at + size, len(tokens)))
-        for at in starts
-    ]
+    return [StateWindow(decode(tokens[at : at + size]), at, min(at + size, len(tokens))) for at in starts]
