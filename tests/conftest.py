@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # `python -m pytest` puts the working directory first on sys.path, where the source tree would shadow an installed
 # wheel. An editable install does not need the entry: its finder knows the way.
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != ROOT]
+
+# A run in the background of a script inherits an ignored SIGINT, and so would each program that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TIERS = {
     "system": "make test-system",
