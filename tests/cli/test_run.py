@@ -147,7 +147,7 @@ def test_events_tell_tokens_signals_and_verdicts(folder: Path) -> None:
     assert (end["aborted"], end["finish_reason"]) == (False, "length")
     assert end["results"]["drift"]["metadata"]["coverage"]["seen"] == 5
     drift = [event["metadata"]["score"] for event in signals if event["point"] == "drift"]
-    assert end["results"]["drift"]["verdict"]["highest"] == pytest.approx(max(drift))
+    assert end["results"]["drift"]["verdict"]["max_score"] == pytest.approx(max(drift))
 
 
 def test_abort_of_a_probe_ends_the_text_and_is_told_and_logged(folder: Path) -> None:

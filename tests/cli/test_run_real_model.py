@@ -28,4 +28,4 @@ def test_probes_of_init_watch_a_trained_model(tmp_path: Path, monkeypatch: pytes
     assert end["results"]["gate"]["verdict"]["n"] == 1
     assert end["results"]["drift"]["metadata"]["coverage"]["seen"] == 11
     assert [event["point"] for event in events if event["event"] == "signal"].count("drift") == 11
-    assert 0 < end["results"]["drift"]["verdict"]["highest"] < 2
+    assert 0 < end["results"]["drift"]["verdict"]["max_score"] < 2

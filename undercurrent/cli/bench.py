@@ -26,13 +26,13 @@ QUESTIONS = _questions()
     examples=[
         ("undercurrent bench --quick", "everything, in its usual order of magnitude?"),
         ("undercurrent bench ring route", "two questions, in full"),
-        ("undercurrent bench --peer --markdown bench.md", "beside the published 0.1.0, as a table"),
+        ("undercurrent bench --peer --markdown bench.md", "beside the published packages, as a table"),
         ("undercurrent bench --json > bench.json", "rows and facts of the machine"),
     ],
     exit_statuses={0: "every scenario ran, whatever its figures", 1: "a scenario failed"},
 )
 @click.argument("questions", nargs=-1, type=NearestChoice(QUESTIONS), metavar="[QUESTION]...")
-@click.option("--peer", "with_peer", is_flag=True, help="Measure the published undercurrent 0.1.0 beside ours (pip).")
+@click.option("--peer", "with_peer", is_flag=True, help="Measure the published packages too (by pip).")
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write rows as JSON here.")
 @click.option(
@@ -52,8 +52,9 @@ def command(
 ) -> None:
     """Measure whether Undercurrent's promises hold on this machine.
 
-    QUESTION is one of {questions}; all by default. Each is measured beside what cannot be beaten, in processes of its
-    own. Figures of a busy machine say little: the load average is printed with them.
+    QUESTION is one of {questions}; all by default. Each is measured beside what cannot be beaten and, with --peer,
+    beside the package that did the same before (undercurrent 0.1.0; laya for predict, mllm-shap for runtime), in
+    processes of its own. Figures of a busy machine say little: the load average is printed with them.
     """
     from dataclasses import asdict
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import click
 
-from undercurrent.cli.verbs import CLIError, UsageError, allows_colour
-from undercurrent.errors import SpecValidationError, UndercurrentError, did_you_mean
+from undercurrent.cli.verbs import IMPORT_HINT, CLIError, UsageError, allows_colour
+from undercurrent.errors import ProbeNotFoundError, SpecValidationError, UndercurrentError, did_you_mean
 
 __all__ = ["EXIT_STATUSES", "run_guarded"]
 
@@ -37,6 +37,12 @@ EXIT_USAGE = 2
 EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+
+_OPTION_HINTS = {
+    "ArchiveExistsError": "another --run-folder, or --on-exists overwrite",
+    "ArchiveMismatchError": "another --run-folder, or --on-exists overwrite",
+    "ArchiveIncompleteError": "the same `undercurrent explain` again; it goes on where it stopped",
+}
 
 EXIT_STATUSES = {
     EXIT_OK: "done",
@@ -57,6 +63,10 @@ def run_guarded(work: Callable[[], object], arguments: Sequence[str]) -> int:
         status = _status_of(work)
         if sys.stdout is not None:  # None where it was closed before the start
             sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        # Its message is the page.
+        click.echo(error.message, err=True)
+        return EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted", err=True)
         return EXIT_INTERRUPTED
@@ -112,11 +122,19 @@ def _explain(error: Exception) -> tuple[int, str, str | None]:
     if isinstance(error, click.ClickException):
         return error.exit_code, error.format_message(), None
     if isinstance(error, UndercurrentError):
-        return EXIT_FAILED, str(error), None
+        return EXIT_FAILED, str(error), _option_hint(error)
     if isinstance(error, OSError):
         return EXIT_FAILED, _world_message(error), None
     hint = "this is a defect of Undercurrent: please report it with the traceback and `undercurrent version --json`"
     return EXIT_DEFECT, f"{type(error).__name__}: {error}", hint
+
+
+def _option_hint(error: BaseException) -> str | None:
+    """The option that does what the message, which is written for callers of Python, says in their words."""
+    if isinstance(error, ProbeNotFoundError) or isinstance(error.__cause__, ProbeNotFoundError):
+        return IMPORT_HINT
+    # By name: the rooms that raise these are not imported for a message.
+    return _OPTION_HINTS.get(type(error).__name__)
 
 
 def _usage_message(error: click.UsageError) -> str:

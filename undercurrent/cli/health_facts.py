@@ -45,10 +45,13 @@ def all_checks(*, tries_worker: bool) -> Iterator[Check]:
 
 
 def _packages() -> Iterator[Check]:
+    seen: set[str] = set()
     with suppress(importlib.metadata.PackageNotFoundError):
         for line in importlib.metadata.requires("undercurrent") or ():
             match = _REQUIREMENT.match(line)
-            if match is not None and (match[3] is None or match[3] in _EXTRAS):
+            # What always is needed comes before the extras, which may name it again.
+            if match is not None and (match[3] is None or match[3] in _EXTRAS) and match[1] not in seen:
+                seen.add(match[1])
                 yield health.judge_package(match[1], _installed(match[1]), match[2], match[3])
 
 

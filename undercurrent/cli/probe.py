@@ -13,9 +13,12 @@ __all__ = ["command"]
 @verb_group(
     "probe",
     examples=[
-        ("undercurrent probe train texts.jsonl --model ./my-model --layer 12 --out topic.safetensors", ""),
-        ("undercurrent probe test topic.safetensors other.jsonl --model ./my-model", ""),
-        ("undercurrent probe show topic.safetensors", ""),
+        (
+            "undercurrent probe train texts.jsonl --model ./my-model --layer 12 --out topic.safetensors",
+            "labelled texts in, a probe out",
+        ),
+        ("undercurrent probe test topic.safetensors other.jsonl --model ./my-model", "its figures on other texts"),
+        ("undercurrent probe show topic.safetensors", "what the file holds"),
     ],
 )
 def command() -> None:

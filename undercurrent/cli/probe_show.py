@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from undercurrent.cli.verbs import data_console, json_option, print_json, verb
+from undercurrent.cli.verbs import json_option, print_json, verb
 
 if TYPE_CHECKING:
     from undercurrent.core import SavedProbe
@@ -38,12 +38,10 @@ def command(probe: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"probe": str(probe), **report})
         return
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, value in _rows(report):
-        table.add_row(name, value)
-    data_console().print(table)
+    rows = _rows(report)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name:{width}}  {value}")
 
 
 def _report(saved: SavedProbe) -> dict[str, Any]:
@@ -71,10 +69,17 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         if name == "tensors":
             rows += [(f"tensor {key}", f"{part['dtype']} {tuple(part['shape'])}") for key, part in value.items()]
         elif name == "training":
-            rows += [(f"training: {key}", _spell(part)) for key, part in value.items()]
+            rows += [row for key, part in value.items() for row in _training_rows(f"training: {key}", part)]
         elif value not in (None, {}, []):
             rows.append((name, _spell(value)))
     return rows
+
+
+def _training_rows(name: str, value: Any) -> list[tuple[str, str]]:
+    """One row, or where a value holds mappings, as the held-out figures do, one per entry of it."""
+    if isinstance(value, dict) and any(isinstance(part, dict) for part in value.values()):
+        return [(f"{name}.{key}", _spell(part)) for key, part in value.items()]
+    return [(name, _spell(value))]
 
 
 def _spell(value: Any) -> str:

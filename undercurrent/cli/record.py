@@ -112,6 +112,6 @@ def _report(out: Path, request_count: int, *, as_json: bool) -> None:
         )
         return
     click.echo(
-        f"{out}: {counted(request_count, 'request')}, {counted(manifest.record_count, 'record')}, {size / 2**20:.1f} MiB"
-        f" in {counted(manifest.shard_count, 'shard')}"
+        f"{out}: {counted(request_count, 'request')}, {counted(manifest.record_count, 'record')}, {size / 2**20:.1f}"
+        f" MiB in {counted(manifest.shard_count, 'shard')}"
     )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from undercurrent.cli.run_views import spell_verdict
+from undercurrent.cli.saved_probes import require_probes
 from undercurrent.cli.specs import import_modules, require_spec
 from undercurrent.cli.verbs import data_console, json_option, print_json, say, verb
 
@@ -78,6 +80,7 @@ def command(
     """
     import_modules(imports)
     points = require_spec(spec)
+    require_probes(points)
     from undercurrent.engines import Recording, replay
     from undercurrent.router import Router
     from undercurrent.sinks import FileLogSink
@@ -206,8 +209,7 @@ class TableRows:
             notes += [f"{outcome.missing[name]} positions missing"] if name in outcome.missing else []
             notes += ["cut off"] if outcome.is_cut_off else []
             notes += ["stopped here"] if outcome.abort_point == name else []
-            verdict = repr(result.verdict)
-            shown = verdict if len(verdict) <= _VERDICT_WIDTH else verdict[: _VERDICT_WIDTH - 1] + "…"
+            shown = spell_verdict(result.verdict, width=_VERDICT_WIDTH)
             self._rows.append((outcome.request.request_id[:12], name, str(coverage["seen"]), shown, ", ".join(notes)))
 
     def finish(self, totals: Totals, recording: Recording) -> None:

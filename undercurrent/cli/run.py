@@ -14,6 +14,7 @@ import click
 from undercurrent.cli.generation_options import as_settings, generation_options, prompt_options
 from undercurrent.cli.models import MODEL_HELP, ModelChoice, missing_model_named, resolve_model
 from undercurrent.cli.prompts import read_prompts
+from undercurrent.cli.saved_probes import require_probes
 from undercurrent.cli.specs import STANDARD_INPUT, import_modules, require_spec
 from undercurrent.cli.verbs import UsageError, foreign_errors_told, json_option, say, verb
 
@@ -78,6 +79,7 @@ def command(
     texts = read_prompts(prompts, prompts_file)
     import_modules(imports)
     points = require_spec(spec)
+    require_probes(points)
     settings = as_settings(generation)
     from undercurrent.cli.run_views import choose_view
 

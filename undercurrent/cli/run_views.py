@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from undercurrent.model import GenerationOutput, SignalEvent, TokenEvent
     from undercurrent.spec import ProbeSpec
 
-__all__ = ["RunView", "choose_view"]
+__all__ = ["RunView", "choose_view", "spell_verdict"]
 
 _REFRESHES_PER_S = 8
 # Flags and aborts of a point that are said one by one; a probe may flag every token.
@@ -276,15 +276,20 @@ def _scored(signal: ProbeSignal) -> str:
 
 
 def _verdict(result: ProbeResult) -> str:
-    """A verdict in a line: the entries of a mapping one after the other, numbers short, and what it is based on."""
+    """A verdict in a line, and what it is based on."""
+    return f"{spell_verdict(result.verdict, width=_VERDICT_WIDTH)} ({_covered(result)})"
+
+
+def spell_verdict(given: object, *, width: int) -> str:
+    """A verdict in a line of at most `width` characters: the entries of a mapping in turn, numbers short."""
     from undercurrent.sinks import to_jsonable
 
-    verdict = to_jsonable(result.verdict)
+    verdict = to_jsonable(given)
     if isinstance(verdict, dict):
         text = ", ".join(f"{key} {_plain(value)}" for key, value in verdict.items())
     else:
         text = _plain(verdict)
-    return f"{_cut(text, _VERDICT_WIDTH)} ({_covered(result)})"
+    return _cut(text, width)
 
 
 def _plain(value: Any) -> str:

@@ -1,16 +1,49 @@
-"""Whether a point and the file of its saved probe belong together, asked before anything runs."""
+"""Whether the points of a spec have probes that fit them, asked before anything runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from undercurrent.errors import UndercurrentError
+from undercurrent.cli.verbs import CLIError
+from undercurrent.errors import RouterError, UndercurrentError
 
 if TYPE_CHECKING:
     from undercurrent.engines import EngineCapabilities
-    from undercurrent.spec import ExtractionPoint
+    from undercurrent.spec import ExtractionPoint, ProbeSpec
 
-__all__ = ["saved_probe_problems"]
+__all__ = ["probe_problems", "require_probes", "saved_probe_problems"]
+
+
+def probe_problems(spec: ProbeSpec, capabilities: EngineCapabilities | None) -> list[list[str]]:
+    """For each point what the router would refuse, or what the file of a saved probe says against it."""
+    from undercurrent.router import Router
+
+    problems = []
+    with Router() as router:
+        for point in spec:
+            try:
+                router.check([point])
+            except RouterError as error:
+                problems.append([str(error)])
+            else:
+                problems.append(saved_probe_problems(point, capabilities))
+    return problems
+
+
+def require_probes(spec: ProbeSpec) -> None:
+    """Asks for the probes of a spec before a model is loaded, which takes longest.
+
+    Raises:
+        RouterError: a point's probe is not registered or does not fit it.
+        CLIError: the file of a saved probe is missing, or does not belong to its point.
+    """
+    from undercurrent.router import Router
+
+    with Router() as router:
+        router.check(spec)
+    problems = [text for point in spec for text in saved_probe_problems(point, None)]
+    if problems:
+        raise CLIError("\n".join(problems))
 
 
 def saved_probe_problems(point: ExtractionPoint, capabilities: EngineCapabilities | None) -> list[str]:

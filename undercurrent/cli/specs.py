@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["STANDARD_INPUT", "ReadSpec", "import_modules", "read_spec", "require_spec"]
 
 STANDARD_INPUT = "-"
+POINTS = "extraction_points"
 # How an issue without a file begins.
 _LINE = re.compile(r"^line (\d+): ")
 
@@ -31,6 +32,8 @@ class ReadSpec:
     spec: ProbeSpec | None
     problems: tuple[str, ...] = ()
     deprecations: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    """File and line of each point of the spec."""
 
 
 def read_spec(path: str) -> ReadSpec:
@@ -42,6 +45,7 @@ def read_spec(path: str) -> ReadSpec:
         try:
             text = read_standard_input() if path == STANDARD_INPUT else None
             spec = load_yaml_file(path) if text is None else parse_yaml(text)
+            places = _places(path, text, len(spec))
         except SpecValidationError as error:
             return ReadSpec(None, tuple(_LINE.sub(r"<stdin>:\1: ", issue) for issue in error.issues))
         except SpecFileNotFoundError:
@@ -51,7 +55,15 @@ def read_spec(path: str) -> ReadSpec:
         except OSError as error:
             return ReadSpec(None, (f"{path}: {(error.strerror or str(error)).lower()}",))
     deprecations = tuple(str(item.message) for item in caught if issubclass(item.category, DeprecationWarning))
-    return ReadSpec(spec, deprecations=deprecations)
+    return ReadSpec(spec, deprecations=deprecations, places=places)
+
+
+def _places(path: str, text: str | None, point_count: int) -> tuple[str, ...]:
+    from undercurrent.spec.source import read_text
+
+    lines = read_text(Path(path).read_text(encoding="utf-8-sig") if text is None else text).lines
+    name = path if text is None else "<stdin>"
+    return tuple(f"{name}:{lines[POINTS, index]}" for index in range(point_count))
 
 
 def require_spec(path: str) -> ProbeSpec:
@@ -84,6 +96,8 @@ def import_modules(names: Iterable[str]) -> None:
     for name in names:
         path = Path(name)
         is_file = path.suffix == ".py"
+        if is_file and not path.is_file():
+            raise UsageError(f"--import {name}: no such file; relative paths are seen from {str(Path.cwd())!r}")
         folder = str(path.resolve().parent if is_file else Path.cwd())
         if folder not in sys.path:
             sys.path.insert(0, folder)

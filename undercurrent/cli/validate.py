@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from undercurrent.cli.models import MODEL_HELP
-from undercurrent.cli.saved_probes import saved_probe_problems
+from undercurrent.cli.saved_probes import probe_problems
 from undercurrent.cli.specs import STANDARD_INPUT, import_modules, read_spec
-from undercurrent.cli.verbs import CLIError, NearestChoice, UsageError, json_option, print_json, verb
+from undercurrent.cli.verbs import IMPORT_HINT, CLIError, NearestChoice, UsageError, json_option, print_json, say, verb
 
 if TYPE_CHECKING:
     from undercurrent.engines import EngineCapabilities
-    from undercurrent.spec import ProbeSpec
 
 __all__ = ["SpecVerdict", "command"]
 
@@ -91,6 +90,12 @@ def command(
     else:
         for verdict in verdicts:
             _print(verdict)
+        if (
+            check_probes
+            and not imports
+            and any("no probe is registered" in text for v in verdicts for text in v.errors)
+        ):
+            say(f"hint: {IMPORT_HINT}")
     if not all(verdict.valid for verdict in verdicts):
         raise click.exceptions.Exit(1)
 
@@ -102,27 +107,15 @@ def _judge(path: str, *, strict: bool, check_probes: bool, capabilities: EngineC
     if read.spec is not None:
         verdict.extraction_points = len(read.spec)
         if check_probes:
-            verdict.errors += _probe_problems(read.spec, capabilities)
+            found = probe_problems(read.spec, capabilities)
+            verdict.errors += [
+                f"{place}: {text}" for place, texts in zip(read.places, found, strict=True) for text in texts
+            ]
         if capabilities is not None:
-            verdict.errors += [text for point in read.spec for text in capabilities.find_problems(point)]
+            for place, point in zip(read.places, read.spec, strict=True):
+                verdict.errors += [f"{place}: {text}" for text in capabilities.find_problems(point)]
     verdict.valid = not verdict.errors
     return verdict
-
-
-def _probe_problems(spec: ProbeSpec, capabilities: EngineCapabilities | None) -> list[str]:
-    """What the router would refuse, and what the file of a saved probe says against its point."""
-    from undercurrent.router import Router, RouterError
-
-    problems = []
-    with Router() as router:
-        for point in spec:
-            try:
-                router.check([point])
-            except RouterError as error:
-                problems.append(str(error))
-            else:
-                problems += saved_probe_problems(point, capabilities)
-    return problems
 
 
 def _capabilities(model: str) -> EngineCapabilities:
