@@ -224,12 +224,23 @@ def _check_fields(
     return sound
 
 
+def _inner_place(key: str, fields: tuple[msgspec.structs.FieldInfo, ...]) -> str:
+    """Says where a key belongs that is one of a mapping inside; else nothing."""
+    for field in fields:
+        # Annotated[InnerStruct | None, …]
+        kinds = [kind for part in typing.get_args(field.type) for kind in typing.get_args(part) or (part,)]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and key in kind.__struct_fields__:
+                return f"; it belongs in `{field.name}`;"
+    return ""
+
+
 def _check_keys(value: Mapping[Any, Any], struct: type[msgspec.Struct], path: Path, problems: list[Problem]) -> None:
     fields = msgspec.structs.fields(struct)
     known = [field.name for field in fields]
     for key in value:
         if key not in known:
-            suggestion = did_you_mean(str(key), known) or ";"
+            suggestion = _inner_place(str(key), fields) or did_you_mean(str(key), known) or ";"
             problems.append(
                 Problem((*path, str(key)), f"unknown key {key!r}{suggestion} known keys: {', '.join(known)}")
             )
