@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,17 @@ def test_causal_model_gives_the_last_token_of_each_prompt(router: Router) -> Non
         assert len(records) == 2
         for prompt, (_, _, _, tensor) in zip(prompts, records, strict=True):
             np.testing.assert_allclose(np.asarray(tensor), hidden_states(tiny_llama()[0], prompt, 0)[-1], atol=1e-5)
+
+
+def test_decision_model_of_a_folder_gives_a_row_per_question(router: Router, tmp_path: Path) -> None:
+    from laya_folders import write_folder
+
+    folder = str(write_folder(tmp_path / "model"))
+    point = make_point("seen", layers=(0,), position="prompt[-1]")
+    watched = Agent(folder, probes=CheckpointProbes([point], router)).predict_batch(STATES, {**TOPIC, **LATE})
+    plain = Agent(folder).predict_batch(STATES, {**TOPIC, **LATE})
+    assert [result["answers"] for result in watched] == [result["answers"] for result in plain]
+    assert [len(result["probes"]["seen"]["verdict"]) for result in watched] == [2, 2, 2]
 
 
 def test_states_of_many_passes_keep_their_verdicts(router: Router) -> None:
