@@ -87,7 +87,7 @@ class DecisionNetwork(nn.Module):
 
 
 def _certainty(logits: Tensor, marker_mask: Tensor) -> Tensor:
-    """What the choice of an action sees of the options, `(rows, 4)`: the best, its lead, entropy, how many there are."""
+    """What the choice of an action sees of the options, `(rows, 4)`: the best, its lead, entropy, their number."""
     probabilities = logits.softmax(-1)
     count = marker_mask.sum(-1).clamp(min=2).float()
     entropy = -(probabilities * probabilities.clamp(min=1e-9).log()).sum(-1) / count.log()

@@ -93,7 +93,7 @@ def require_room(question: Question, head_tokens: Sequence[int], budget: Budget)
     fitting = max(0, sum(count <= budget.head_max_len for count in head_tokens) - 1)
     raise PredictValueError(
         f"question {question.id!r} takes {needed} tokens with its {len(question.keys)} options, of which {fitting} "
-        f"fit: `head_max_len` is {budget.head_max_len} of `max_len` {budget.max_len}; shorten the options, or raise both"
+        f"fit: `head_max_len` is {budget.head_max_len} of `max_len` {budget.max_len}; shorten them, or raise both"
     )
 
 

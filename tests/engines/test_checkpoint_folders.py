@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +184,8 @@ def test_a_marker_within_a_state_is_no_option(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["sequential", "parallel"])
-def test_only_the_parallel_layout_ignores_the_order(
-    layout: str, tmp_path: Path, make: Callable[..., Path] = write_folder
-) -> None:
-    checkpoint = load_directory(make(tmp_path / layout, option_layout=layout))
+def test_only_the_parallel_layout_ignores_the_order(layout: str, tmp_path: Path) -> None:
+    checkpoint = load_directory(write_folder(tmp_path / layout, option_layout=layout))
     straight = scores_of(checkpoint, STATES, {"q": QUESTIONS["topic"]})
     turned = scores_of(checkpoint, STATES, {"q": {**QUESTIONS["topic"], "option_order": [2, 0, 1]}})
     differences = [

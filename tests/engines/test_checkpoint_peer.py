@@ -21,6 +21,7 @@ MORE = {
     "single": {"type": "choice", "instructions": "what", "criteria": ["other"]},
 }
 LONG = ["my card was paid twice " * 30, [{"content": "hello " * 90}, {"content": "my bill is wrong"}], "a [MASK] b", ""]
+LONG_CALL: dict[str, Any] = {"load": {}, "method": "predict_long", "arguments": [LONG[0], QUESTIONS], "options": {}}
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:
@@ -50,7 +51,7 @@ def test_both_packages_answer_alike(layout: str, tmp_path: Path) -> None:
         {"load": {}, "method": "predict_batch", "arguments": [[*STATES, *LONG], MORE], "options": {}},
         {"load": {}, "method": "predict_batch", "arguments": [LONG, MORE], "options": {"max_len": 70}},
         {"load": {}, "method": "predict_batch", "arguments": [LONG, QUESTIONS], "options": {"head_max_len": 24}},
-        {"load": {}, "method": "predict_long", "arguments": [LONG[0], QUESTIONS], "options": {}},
+        LONG_CALL,
         {
             "load": {},
             "method": "predict_long",

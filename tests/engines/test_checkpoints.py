@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,7 @@ def test_long_states_are_read_in_windows_that_reach_the_end(checkpoint: Any) -> 
     windows = checkpoint.split(text, parse_questions(QUESTIONS), CallOptions(), window_tokens=20, stride_tokens=15)
     assert windows[0].token_start == 0
     assert windows[-1].token_end == total
-    assert all(
-        b.token_start - a.token_start == 15 and b.token_start < a.token_end
-        for a, b in zip(windows, windows[1:], strict=False)
-    )
+    assert all(b.token_start - a.token_start == 15 and b.token_start < a.token_end for a, b in pairwise(windows))
     assert agent.predict_long(text, QUESTIONS)["usage"]["windows"] > 1
     assert agent.predict_long("late", QUESTIONS)["usage"]["windows"] == 1
     with pytest.raises(ValueError, match="`stride` must be at most"):
