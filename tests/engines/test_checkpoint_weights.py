@@ -72,8 +72,8 @@ def calibration_error(rows: Sequence[Sequence[float]], items: Sequence[Item]) ->
 def measure(
     name: str, checkpoint: Any, kept: Calibration, fitting: Sequence[Item], held_out: Sequence[Item]
 ) -> tuple[float, float, float]:
-    """Fits a temperature, compares it with the one that is kept, and prints and returns what it does to other items:
-    accuracy, calibration error before and after."""
+    """Fits a temperature to some items, and prints and returns what it and the one that is kept do to others: accuracy,
+    calibration error before, and with the one that is kept."""
     kind = held_out[0].question["type"]
     temperature = fit_temperature(probabilities(checkpoint, fitting), [item.answer for item in fitting])
     rows = probabilities(checkpoint, held_out)
@@ -83,16 +83,22 @@ def measure(
         calibration_error([tempered(row, used) for row in rows], held_out),
     )
     right = accuracy(rows, held_out)
+    fitted = calibration_error([tempered(row, temperature) for row in rows], held_out)
     print(
         f"{name} {kind}: {len(held_out)} held-out items, accuracy {right:.3f}; temperature {temperature:.3f} from"
-        f" {len(fitting)} others, {used:g} kept; calibration error {before:.3f} before, {after:.3f} after"
+        f" {len(fitting)} others; calibration error {before:.3f} before, {fitted:.3f} with it, {after:.3f} with {used:g},"
+        " which is kept"
     )
-    assert used == pytest.approx(temperature, rel=0.1)
     return right, before, after
 
 
 def test_temperatures_calibrate_the_english_checkpoint_on_templates_it_has_not_seen(english: Any) -> None:
     asked = 0
+    for make in (choice_items, noul_items, score_items):
+        items = make(is_fitting=True)
+        temperature = fit_temperature(probabilities(english, items), [item.answer for item in items])
+        kept = ENGLISH_CALIBRATION.temperatures[items[0].question["type"]]
+        assert kept == pytest.approx(temperature, rel=0.1), items[0].question["type"]
     for make, accuracy_min in ((choice_items, 0.8), (noul_items, 0.85), (score_items, 0.75)):
         held_out = make(is_fitting=False)
         asked += len(held_out)
@@ -125,7 +131,7 @@ def test_abstention_leaves_answers_that_are_more_often_right(english: Any) -> No
     assert len(passed) > len(items) / 3
 
 
-def test_a_temperature_calibrates_the_multilingual_checkpoint(multilingual: Any) -> None:
+def test_the_multilingual_checkpoint_is_as_sure_as_it_is_right_without_a_temperature(multilingual: Any) -> None:
     fitting = choice_items(is_fitting=True, languages=_LANGUAGES, things=1)
     held_out = [
         *choice_items(is_fitting=False, things=6),
@@ -135,7 +141,7 @@ def test_a_temperature_calibrates_the_multilingual_checkpoint(multilingual: Any)
     right, before, after = measure("multilingual", multilingual, MULTILINGUAL_CALIBRATION, fitting, held_out)
     # Four topics: chance is a quarter.
     assert right > 0.3
-    assert after < before + 0.03
+    assert after == before < 0.15
 
 
 def test_permutations_reduce_the_order_bias_of_the_multilingual_checkpoint(multilingual: Any) -> None:
