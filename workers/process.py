@@ -35,18 +35,18 @@ def run(order: SpawnOrder, fds: Sequence[int]) -> None:
 def serve(fds: Sequence[int], worker_type: type[Worker], *, prepare: Callable[[], None] | None = None) -> None:
     """Serves a lane until the engine says stop or is gone. `fds`: socket, control, payload, the engine's pidfd.
 
-    `prepare` is called when the engine knows that the worker runs, before the first frame is read.
+    For `prepare` see `Worker`.
     """
     sock_fd, control_fd, payload_fd, engine_pidfd = fds
     lane = ConsumerLane(control_fd, payload_fd)
     os.close(control_fd)
     os.close(payload_fd)
-    worker = worker_type(lane, socket.socket(fileno=sock_fd), engine_pidfd=engine_pidfd)
+    worker = worker_type(lane, socket.socket(fileno=sock_fd), engine_pidfd=engine_pidfd, prepare=prepare)
     handler = _EngineLogHandler(worker.outlets)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
-    worker.run(prepare)
+    worker.run()
 
 
 class _EngineLogHandler(logging.Handler):

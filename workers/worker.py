@@ -53,8 +53,13 @@ class Worker:
         engine_pidfd: int | None,
         definitions: Definitions | None = None,
         is_pickle_allowed: bool = True,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        """`engine_pidfd` is None in thread mode, where `definitions` holds the probes themselves."""
+        """`engine_pidfd` is None in thread mode, where `definitions` holds the probes themselves.
+
+        `prepare` is called when the engine was told that the worker runs, before the first look at mail and rings.
+        """
+        self._prepare = prepare
         self._lane = lane
         self._channel: Channel[m.ToWorker] = Channel(sock, m.worker_decoder)
         self._engine_poll = select.poll()
@@ -70,14 +75,11 @@ class Worker:
         self._is_stopping = False
         self.outlets = Outlets(self._channel, self._is_engine_gone, is_pickle_allowed=is_pickle_allowed)
 
-    def run(self, prepare: Callable[[], None] | None = None) -> None:
-        """Loops until stopped; returns after every binding has been closed one way or the other.
-
-        `prepare` is called between the word to the engine and the first look at mail and rings.
-        """
+    def run(self) -> None:
+        """Loops until stopped; returns after every binding has been closed one way or the other."""
         self.outlets.send(m.WorkerReady(os.getpid()))
-        if prepare is not None:
-            prepare()
+        if self._prepare is not None:
+            self._prepare()
         last_look = time.monotonic()
         try:
             while not self._is_stopping:
