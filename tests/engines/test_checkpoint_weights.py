@@ -6,7 +6,7 @@ Run `make test-engines ARGS="-k checkpoint_weights -s"` to read the figures of d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from checkpoint_items import Item, choice_items, noul_items, score_items
@@ -69,42 +69,44 @@ def calibration_error(rows: Sequence[Sequence[float]], items: Sequence[Item]) ->
     return expected_calibration_error([max(row) for row in rows], is_right)
 
 
+class Measured(NamedTuple):
+    """What a temperature that was fitted to some items is, and what the one that is kept does to others."""
+
+    fitted: float
+    accuracy: float
+    error_before: float
+    error_after: float
+
+
 def measure(
     name: str, checkpoint: Any, kept: Calibration, fitting: Sequence[Item], held_out: Sequence[Item]
-) -> tuple[float, float, float]:
-    """Fits a temperature to some items, and prints and returns what it and the one that is kept do to others: accuracy,
-    calibration error before, and with the one that is kept."""
+) -> Measured:
+    """Fits to some items, looks at the others, and prints what it finds."""
     kind = held_out[0].question["type"]
-    temperature = fit_temperature(probabilities(checkpoint, fitting), [item.answer for item in fitting])
+    fitted = fit_temperature(probabilities(checkpoint, fitting), [item.answer for item in fitting])
     rows = probabilities(checkpoint, held_out)
     used = kept.temperature(kind, len(rows[0]))
-    before, after = (
-        calibration_error(rows, held_out),
-        calibration_error([tempered(row, used) for row in rows], held_out),
+    before, by_fitted, after = (
+        calibration_error([tempered(row, temperature) for row in rows], held_out) for temperature in (1.0, fitted, used)
     )
     right = accuracy(rows, held_out)
-    fitted = calibration_error([tempered(row, temperature) for row in rows], held_out)
     print(
-        f"{name} {kind}: {len(held_out)} held-out items, accuracy {right:.3f}; temperature {temperature:.3f} from"
-        f" {len(fitting)} others; calibration error {before:.3f} before, {fitted:.3f} with it, {after:.3f} with {used:g},"
-        " which is kept"
+        f"{name} {kind}: {len(held_out)} held-out items, accuracy {right:.3f}; temperature {fitted:.3f} fits"
+        f" {len(fitting)} others; calibration error {before:.3f} before, {by_fitted:.3f} with it, {after:.3f} with"
+        f" {used:g}, which is kept"
     )
-    return right, before, after
+    return Measured(fitted, right, before, after)
 
 
 def test_temperatures_calibrate_the_english_checkpoint_on_templates_it_has_not_seen(english: Any) -> None:
     asked = 0
-    for make in (choice_items, noul_items, score_items):
-        items = make(is_fitting=True)
-        temperature = fit_temperature(probabilities(english, items), [item.answer for item in items])
-        kept = ENGLISH_CALIBRATION.temperatures[items[0].question["type"]]
-        assert kept == pytest.approx(temperature, rel=0.1), items[0].question["type"]
     for make, accuracy_min in ((choice_items, 0.8), (noul_items, 0.85), (score_items, 0.75)):
         held_out = make(is_fitting=False)
         asked += len(held_out)
-        right, before, after = measure("english", english, ENGLISH_CALIBRATION, make(is_fitting=True), held_out)
-        assert right > accuracy_min
-        assert after < before
+        found = measure("english", english, ENGLISH_CALIBRATION, make(is_fitting=True), held_out)
+        assert ENGLISH_CALIBRATION.temperatures[held_out[0].question["type"]] == pytest.approx(found.fitted, rel=0.1)
+        assert found.accuracy > accuracy_min
+        assert found.error_after < found.error_before
     assert asked >= 300
 
 
@@ -138,10 +140,10 @@ def test_the_multilingual_checkpoint_is_as_sure_as_it_is_right_without_a_tempera
         *choice_items(is_fitting=False, languages=("de", "fr"), things=8),
     ]
     assert len(held_out) >= 300
-    right, before, after = measure("multilingual", multilingual, MULTILINGUAL_CALIBRATION, fitting, held_out)
+    found = measure("multilingual", multilingual, MULTILINGUAL_CALIBRATION, fitting, held_out)
     # Four topics: chance is a quarter.
-    assert right > 0.3
-    assert after == before < 0.15
+    assert found.accuracy > 0.3
+    assert found.error_after < 0.15
 
 
 def test_permutations_reduce_the_order_bias_of_the_multilingual_checkpoint(multilingual: Any) -> None:
