@@ -114,8 +114,9 @@ class CausalCheckpoint:
         """
         budget = Budget.of(options, self._budget)
         for question in questions:
-            counts = [self._head_len(question, count) for count in range(len(question.keys) + 1)]
-            require_room(question, counts, budget)
+            if self._head_len(question, len(question.keys)) > budget.head_max_len:
+                counts = [self._head_len(question, count) for count in range(len(question.keys) + 1)]
+                require_room(question, counts, budget)
 
     def encode(self, state: object, questions: Sequence[Question], options: CallOptions) -> EncodedState[list[_Prompt]]:
         """A prompt per question and order of its options."""

@@ -109,11 +109,9 @@ class EncoderCheckpoint:
         """
         budget = Budget.of(options, self._budget)
         for question in questions:
-            texts = _option_texts(question)
-            fitting = [text for text in texts if len(self._tokens(text)) + _SPECIAL_COUNT <= budget.head_max_len]
-            if len(fitting) < len(texts):
-                longest = max(len(self._tokens(text)) + _SPECIAL_COUNT for text in texts)
-                require_room(question, [*([0] * (len(fitting) + 1)), longest], budget)
+            counts = [len(self._tokens(text)) + _SPECIAL_COUNT for text in _option_texts(question)]
+            fitting_count = sum(count <= budget.head_max_len for count in counts)
+            require_room(question, [*[0] * (fitting_count + 1), max(counts)], budget)
 
     def encode(self, state: object, questions: Sequence[Question], options: CallOptions) -> EncodedState[Tokens]:
         """The state as one sequence, whatever is asked."""
