@@ -319,23 +319,28 @@ def open_folder(
         _primary(lang): _own_calibration(lang, given, config) for lang, given in (lang_temperatures or {}).items()
     }
     network = load_network(folder, head_layers=config.head_layers, action_count=len(config.act_costs) + 1)
-    tokenizers: Any = AutoTokenizer
-    try:
-        tokenizer = tokenizers.from_pretrained(folder / "tokenizer")
-    except (OSError, ValueError, KeyError) as error:
-        raise PredictValueError(f"the tokenizer in {str(folder / 'tokenizer')!r} cannot be read: {error}") from error
-    lacking = [name for name in ("cls_token", "sep_token", "mask_token") if getattr(tokenizer, name) is None]
-    if lacking:
-        raise PredictValueError(f"the tokenizer in {str(folder / 'tokenizer')!r} has no {' and no '.join(lacking)}")
     return LayaCheckpoint(
         network if device is None else network.to(device),
-        tokenizer,
+        _load_tokenizer(folder / "tokenizer"),
         config,
         model_id=str(folder),
         calibration=used,
         binning=binning,
         by_lang=by_lang,
     )
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    tokenizers: Any = AutoTokenizer
+    try:
+        tokenizer = tokenizers.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # The tokenizers package raises Exception itself.
+        raise PredictValueError(f"the tokenizer in {str(folder)!r} cannot be read: {error}") from error
+    lacking = [name for name in ("cls_token", "sep_token", "mask_token") if getattr(tokenizer, name) is None]
+    if lacking:
+        raise PredictValueError(f"the tokenizer in {str(folder)!r} has no {' and no '.join(lacking)}")
+    return tokenizer
 
 
 def _own_calibration(lang: str, given: Mapping[str, Any], config: LayaConfig) -> Calibration:

@@ -103,7 +103,7 @@ def load_network(folder: Path, *, head_layers: int, action_count: int) -> Decisi
     """
     try:
         weights = load_file(folder / "model.safetensors")
-        config: Any = AutoConfig.from_pretrained(folder / "encoder")
+        config: Any = AutoConfig.from_pretrained(folder / "encoder", local_files_only=True, trust_remote_code=False)
     except (SafetensorError, OSError, ValueError) as error:
         raise PredictValueError(f"a file in {str(folder)!r} cannot be read: {error}") from error
     models: Any = AutoModel

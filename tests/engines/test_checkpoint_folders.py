@@ -104,6 +104,8 @@ def test_an_altered_configuration_is_refused(folder: Path, config: dict[str, Any
         ("model.safetensors", b"\x00" * 40),
         ("encoder/config.json", b"{}"),
         ("tokenizer/tokenizer.json", b"{}"),
+        ("tokenizer/tokenizer.json", b"\xff"),
+        ("encoder/config.json", b'{"model_type": "mine", "auto_map": {"AutoConfig": "code.Mine"}}'),
     ],
 )
 def test_a_damaged_file_is_a_value_error_that_names_its_folder(folder: Path, name: str, content: bytes) -> None:
