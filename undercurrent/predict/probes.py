@@ -81,12 +81,14 @@ def asked_of_model(questions: tuple[Question, ...], tap: ProbeTap | None) -> tup
     Raises:
         PredictValueError: a question is for a probe that is not there.
     """
-    for_probes = [question for question in questions if question.type == "probe"]
-    if not for_probes:
+    for question in questions:
+        if question.type == "probe":
+            break
+    else:
         return questions
     points = () if tap is None else tap.points
-    for question in for_probes:
-        if question.labels[0] in points:
+    for question in questions:
+        if question.type != "probe" or question.labels[0] in points:
             continue
         where = f"question {question.id!r}: no probe is attached as {question.labels[0]!r}"
         if not points:
