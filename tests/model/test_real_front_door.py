@@ -28,7 +28,8 @@ def watched() -> Iterator[ProbedModel]:
         make_point("inline", layers=(4, 12)),
         make_point("async", layers=(12,), execution_mode=ExecutionMode.ASYNC, overflow_policy="block"),
     ]
-    with ProbedModel(folder, spec=points, probes=PROBES, dtype="float32", shows_progress=False) as model:
+    options: dict[str, Any] = {"dtype": "float32", "router_kwargs": {"drain_timeout": 300}}
+    with ProbedModel(folder, spec=points, probes=PROBES, shows_progress=False, **options) as model:
         yield model
 
 
@@ -51,7 +52,9 @@ def test_a_stream_shows_the_text_that_generate_gives(watched: ProbedModel) -> No
 def test_a_recording_of_a_real_model_comes_back_to_the_bit(watched: ProbedModel, tmp_path: Path) -> None:
     with watched.record_to(tmp_path / "r"):
         outputs = watched.generate(PROMPTS, max_new_tokens=8, temperature=0)
-    with Router(PROBES) as router:
+    # The model and its threads are still there: on few CPUs a worker waits for its turn.
+    with Router(PROBES, drain_timeout=300) as router:
+        router.prewarm(watched.spec, loads_torch=True)
         outcomes = list(replay(Recording(tmp_path / "r"), watched.spec, router))
     for output, outcome in zip(outputs, outcomes, strict=True):
         for name in ("inline", "async"):

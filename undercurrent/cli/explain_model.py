@@ -68,7 +68,7 @@ def load_coalitions(
         if points is not None:
             # A verdict must rest on every record, so the model waits for a slow probe instead of leaving records out.
             router = stack.enter_context(Router(default_overflow_policy="block"))
-            router.prewarm(points)
+            router.prewarm(points, loads_torch=True)
             fired = settings.value.removesuffix(_FIRED) if settings.value.endswith(_FIRED) else None
             options |= {
                 "points": list(points),

@@ -123,7 +123,8 @@ def check_points(spec: ProbeSpec, router: Router, *, model: Any, backend: str | 
     if layer_count is not None:
         refuse_problems(spec, EngineCapabilities(layer_count, 0, _HF_TENSOR_TYPES))
     if needs_workers:
-        router.prewarm(spec, loads_torch=backend == "hf")
+        has_tensors = backend == "hf" or getattr(backend, "reads_transformers_arguments", False)
+        router.prewarm(spec, loads_torch=has_tensors)
     return needs_workers
 
 

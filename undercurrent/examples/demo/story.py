@@ -92,7 +92,7 @@ class Story:
                 self._arm_guard(probes)
             self._console.print("starting worker processes…", style="dim")
             processes = opened.enter_context(Router(probes, worker_pool_size=2))
-            processes.prewarm(self._spec)
+            processes.prewarm(self._spec, loads_torch=True)
             processes.attach_log_sink(FileLogSink(self._log_path))
             self._watch(processes, probes["topic_guard"].probe_kwargs["threshold"])
             processes.attach_log_sink(None)
