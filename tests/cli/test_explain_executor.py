@@ -19,7 +19,7 @@ from undercurrent.runtime.pipeline import EstimatorSettings, Explanation, RunSet
 
 pytest.importorskip("shapiq")
 
-PROMPT = "The river bends. Hills stand. Birds sing."
+PROMPT = "The river bends. Hills stand."
 SPEC = """\
 extraction_points:
   - {name: height, layers: [2], tensor_type: residual_stream, position: "generated[*]", probe_type: mean_height,
@@ -61,9 +61,8 @@ def test_a_cluster_that_is_not_there_is_one_sentence() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("players", ["tokens", "sentences"])
 def test_probes_say_the_same_to_the_bit_in_one_process_and_in_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, players: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("probes.yaml").write_text(SPEC)
@@ -71,9 +70,9 @@ def test_probes_say_the_same_to_the_bit_in_one_process_and_in_two(
     found: list[dict[str, Any]] = []
     for executor in ("local:1", "local:2"):
         answer = call(
-            *("explain", "--json", "--model", "tiny", "--max-new-tokens", "3", "--players", players, "--budget", "24"),
+            *("explain", "--json", "--model", "tiny", "--max-new-tokens", "3", "--players", "tokens", "--budget", "24"),
             *("--spec", "probes.yaml", "--import", "mean_probes.py", "--executor", executor),
-            *("--run-folder", executor.replace(":", ""), "--prompt", PROMPT[:16] if players == "tokens" else PROMPT),
+            *("--run-folder", executor.replace(":", ""), "--prompt", "The river"),
         )
         assert answer.exit_code == 0, answer.stderr
         found.append(json.loads(answer.stdout))
@@ -110,7 +109,7 @@ def test_a_model_that_is_killed_in_mid_run_changes_no_bit() -> None:
 
             def on_coalition_finished(self, finished: int, planned: int) -> None:
                 nonlocal kills
-                if kills and finished % 20 == 0:
+                if kills and finished % 10 == 0:
                     kills -= 1
                     os.kill(executor.pids[0], signal.SIGKILL)
 

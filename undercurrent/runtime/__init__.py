@@ -6,6 +6,8 @@ and, row by row, to a `RunArchive`, which counts a row when its commit returned,
 reads without writing. `ArchiveFollower` reads one while it grows. `PrefixCacheManager` keeps model states for prompts
 that share a prefix.
 
+`undercurrent.runtime.executors` runs generators in other processes and on other machines.
+
 What others give is a protocol: `GenerateFn`, `BatchGenerator`, `Executor`, `RowSink`, `ManifestPayloadSource`,
 `CoalitionProgress`, `ObservabilitySink`.
 """
