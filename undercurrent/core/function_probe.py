@@ -186,7 +186,7 @@ def read_threshold(threshold: object, where: str) -> float | None:
     if isinstance(threshold, bool) or not isinstance(threshold, Real):
         raise ProbingTypeError(f"{where}: `threshold` must be a number or None, got {threshold!r}")
     if math.isnan(threshold):
-        raise ProbingValueError(f"{where}: `threshold` must be comparable, got nan; leave it out to only record scores")
+        raise ProbingValueError(f"{where}: `threshold` must be comparable, got nan; None only records scores")
     return float(threshold)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from undercurrent.core.aggregation import Aggregation, read_aggregation
 from undercurrent.core.calibration import Calibration, Isotonic, Raw, read_calibration
+from undercurrent.core.function_probe import read_threshold
 from undercurrent.core.weights import KNOTS, check_weights
 from undercurrent.errors import ProbingTypeError, ProbingValueError, did_you_mean, one_of
 from undercurrent.spec import TensorType
@@ -202,15 +202,10 @@ def _read_labels(
 
 
 def _read_threshold(threshold: object, where: str) -> float | None:
-    if threshold is None:
-        return None
-    if isinstance(threshold, bool) or not isinstance(threshold, Real):
-        raise ProbingTypeError(f"{where}: `threshold` must be a number or None, got {threshold!r}")
-    if math.isnan(threshold):
-        raise ProbingValueError(f"{where}: `threshold` must be comparable, got nan; None only records scores")
-    if math.isinf(threshold):
-        raise ProbingValueError(f"{where}: `threshold` must be finite, got {threshold}; None flags nothing")
-    return float(threshold)
+    number = read_threshold(threshold, where)
+    if number is not None and math.isinf(number):
+        raise ProbingValueError(f"{where}: `threshold` must be finite, got {number}; None flags nothing")
+    return number
 
 
 def _read_json_mapping(value: object, where: str) -> dict[str, Any]:
