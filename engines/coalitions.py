@@ -303,7 +303,7 @@ def measure_verdict(result: ProbeResult) -> float:
     except (TypeError, ValueError):
         raise ProbingRuntimeError(
             f"the verdict of point {result.extraction_point_name!r} was expected to be a number or to hold one of "
-            f"{', '.join(map(repr, _SCORE_KEYS))}, got {result.verdict!r}"
+            f"{', '.join(map(repr, _SCORE_KEYS))}, got {result.verdict!r}; return its number under one of these keys"
         ) from None
 
 

@@ -193,4 +193,4 @@ def test_colour_is_for_terminals_that_want_it(variables: dict[str, str], is_colo
 
 def test_pipe_gets_no_colour(tmp_path: Path) -> None:
     answer = subprocess.run([str(COMMAND), "statsu"], capture_output=True, text=True, cwd=tmp_path, timeout=50)
-    assert answer.stderr.startswith("error: no command 'statsu'")
+    assert answer.stderr.startswith("error: no verb 'statsu'")

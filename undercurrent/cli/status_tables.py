@@ -117,11 +117,13 @@ def _memory_bytes(pid: int) -> int | None:
 def _print(routers: Sequence[RouterStatus], console: Console) -> None:
     for router in routers:
         committed = sum(lane["committed_bytes"] for lane in router.lanes)
-        title = Text.assemble((router.instance, "bold"), f"  process {router.pid}, {_ago(router.age_s)} old, ")
+        title = Text.assemble(
+            "router ", (router.instance, "bold"), f": process {router.pid}, {_ago(router.age_s)} old, "
+        )
         lanes = "1 lane" if len(router.lanes) == 1 else f"{len(router.lanes)} lanes"
         title.append(f"{lanes} with {committed / _MIB:.1f} MiB of slots")
         if router.is_stale:
-            title.append("  its process is gone", style="red")
+            title.append("; its process is gone", style="red")
         console.print(title)
         if router.workers:
             console.print(_worker_table(router.workers))
@@ -132,7 +134,9 @@ def _print(routers: Sequence[RouterStatus], console: Console) -> None:
 
 
 def _worker_table(workers: Sequence[dict[str, Any]]) -> Table:
-    table = _table("worker", "state", "pid", *WORKER_COUNTERS, "MiB")
+    # The page's word is that of the workers' counters; people are told of records.
+    headings = ("records" if name == "activations" else name for name in WORKER_COUNTERS)
+    table = _table("worker", "state", "pid", *headings, "MiB")
     for row in workers:
         memory = row["memory_bytes"]
         table.add_row(
@@ -147,7 +151,7 @@ def _worker_table(workers: Sequence[dict[str, Any]]) -> Table:
 
 def _binding_table(bindings: Sequence[dict[str, Any]]) -> Table:
     shown = ("produced", "consumed", "waiting", "in_hand")
-    table = _table("binding", "of", *shown, "dropped", "lost", "errors")
+    table = _table("point", "request", *shown, "dropped", "lost", "errors")
     for row in bindings:
         dropped = sum(row[name] for name in _DROPPED)
         table.add_row(

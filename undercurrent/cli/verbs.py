@@ -156,6 +156,10 @@ class Verb(_Page):
 class VerbGroup(_Page, click.Group):
     """A verb with verbs of its own, such as `probe train`; unknown ones are answered with the nearest."""
 
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        verb_shown = "[VERB]" if attributes.get("invoke_without_command") else "VERB"
+        super().__init__(*args, subcommand_metavar=f"{verb_shown} [ARGS]...", **attributes)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order in which they were added."""
         return list(self.commands)
@@ -190,7 +194,7 @@ def refuse_unknown_verb(group: click.Group, ctx: click.Context, name: str) -> No
     if name in known or name.startswith("-") or ctx.resilient_parsing:
         return
     suggestion = did_you_mean(name, known) or ";"
-    raise click.UsageError(f"no command {name!r}{suggestion} commands: {', '.join(known)}", ctx)
+    raise click.UsageError(f"no verb {name!r}{suggestion} verbs: {', '.join(known)}", ctx)
 
 
 def complete_verbs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

@@ -57,8 +57,9 @@ class Measured(msgspec.Struct, frozen=True):
         known: dict[str, ProbeValue] = dict(candidate.values or {})
         if self.value_name not in known:
             raise RuntimeValueError(
-                f"a generation with the value {self.value_name!r} was expected, it has {sorted(known) or 'none'}"
-                f"{did_you_mean(self.value_name, known)}; name one of these, or generate with that probe attached"
+                f"a generation with the value {self.value_name!r} was expected, it has "
+                f"{', '.join(map(repr, sorted(known))) or 'none'}{did_you_mean(self.value_name, known)}; name one of these, "
+                "or generate with that probe attached"
             )
         return known[self.value_name].value
 
