@@ -6,7 +6,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from undercurrent.errors import did_you_mean
 from undercurrent.predict.agent import Agent
@@ -30,8 +30,6 @@ _BUILT_IN = (ENGLISH, MULTILINGUAL)
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _RESERVED = ("auto", *ALIASES)
 _NEAR_MIN = 0.85
-
-StoreT = TypeVar("StoreT", bound="CheckpointStore")
 
 
 class CheckpointStore(HookRegistry):
