@@ -76,6 +76,12 @@ def test_result_values_that_json_has_not_become_numbers_and_texts() -> None:
     assert probes["loud"] == {"verdict": 0.5, "more": [0, 1], "nan": None, "path": "<class 'object'>"}
 
 
+def test_labels_that_are_booleans_are_keys_as_json_has_them() -> None:
+    asked = {"sure": {"type": "choice", "instructions": "is it", "criteria": [True, 2]}}
+    answer = post(DecisionApp(make_router()), {"state": STATE, "questions": asked}).json["answers"]["sure"]
+    assert set(answer["probabilities"]) == {"true", "2"}
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 NESTED: Any = "end"

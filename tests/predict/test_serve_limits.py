@@ -166,6 +166,22 @@ def test_stop_ends_the_wait_for_what_takes_too_long() -> None:
         asyncio.run(run(app, agent))
 
 
+def test_app_that_was_stopped_with_a_hung_model_can_serve_again() -> None:
+    async def run(app: DecisionApp, agent: Waiting) -> None:
+        hung = waiting_call(app).start()
+        await entered(agent)
+        assert await app.stop(timeout_s=0.01) is False
+        assert (await hung).status == 503
+        app._is_stopping = False  # as the start of a lifespan does
+        again = waiting_call(app).start()
+        await entered(agent)
+        agent.go_on.set()
+        assert (await again).status == 200
+
+    with waiting_app(concurrency=2) as (app, agent):
+        asyncio.run(run(app, agent))
+
+
 def test_lifespan_ends_with_a_stop() -> None:
     async def run() -> list[str]:
         app = DecisionApp(make_router())

@@ -76,7 +76,7 @@ class DecisionApp:
         self._metrics = tuple(metrics)
         self._turns = Turns(self.limits)
         self._counters = ServeCounters()
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._under_way: set[asyncio.Future[None]] = set()
         self._is_stopping = False
         self._document = msgspec.json.encode(document(self.limits, metadata.version("undercurrent")))
         self._endpoints: dict[str, Endpoint] = {
@@ -133,18 +133,15 @@ class DecisionApp:
                 status = message["status"]
             await send(message)
 
-        task = asyncio.current_task()
-        is_work = task is not None and scope["path"].startswith(_WORK)
-        if is_work:
-            assert task is not None
-            self._under_way.add(task)
+        done = asyncio.get_running_loop().create_future()
+        if scope["path"].startswith(_WORK):
+            self._under_way.add(done)
         scope.setdefault("state", {})["correlation_id"] = new_id()
         try:
             await self._app(scope, receive, counted)
         finally:
-            if is_work:
-                assert task is not None
-                self._under_way.discard(task)
+            self._under_way.discard(done)
+            done.set_result(None)
             endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
             self._counters.count(endpoint, status, time.perf_counter() - started_at)
 
@@ -326,7 +323,10 @@ def _json(request: Request, content: Any, *, status: int = 200) -> Response:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for a value of another kind: numbers of numpy and torch as numbers, others as their text."""
+    """What JSON has for a value of another kind: numbers of numpy and torch as numbers, others as their text. Booleans
+    come here where they are keys, as the labels of a choice may be."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
     for method in ("tolist", "item"):
         convert = getattr(value, method, None)
         if callable(convert):

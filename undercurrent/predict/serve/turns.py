@@ -1,6 +1,6 @@
 """Whose turn it is: a bounded number of calls on threads, a bounded queue before them, and an orderly end.
 
-Everything here belongs to the event loop, but for `_work`, which runs on the threads.
+Everything here belongs to the event loop, but for `_work`, which runs on threads.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Turns:
         self._pending.add(future)
         if self._thread_count < self.busy_count:
             self._thread_count += 1
-            threading.Thread(target=self._work, name=f"undercurrent-decide-{self._thread_count}", daemon=True).start()
+            name = f"undercurrent-decide-{self._thread_count}"
+            threading.Thread(target=_work, args=(self._jobs, self._returned), name=name, daemon=True).start()
         started_at = loop.time()
         self._jobs.put((loop, future, contextvars.copy_context(), work))
         try:
@@ -88,6 +89,7 @@ class Turns:
         """Lets idle threads end, and busy ones when they are done. Calls after it start others."""
         for _ in range(self._thread_count):
             self._jobs.put(None)
+        self._jobs = queue.SimpleQueue()
         self._thread_count = 0
 
     async def _enter(self) -> None:
@@ -125,18 +127,6 @@ class Turns:
         rounds = (len(self._waiting) + 1) / self._limits.concurrency
         return min(RETRY_AFTER_S_MAX, max(1, math.ceil(self._call_s * rounds)))
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            loop, future, context, work = job
-            try:
-                value, error = context.run(work), None
-            except BaseException as raised:
-                value, error = None, raised
-            # A loop that was closed meanwhile has nobody who waits.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._returned, future, value, error)
-            del job, context, work, future, value, error
-
     def _returned(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
         self._leave()
         if future.done():
@@ -150,3 +140,20 @@ class Turns:
             wrapped = RuntimeError(f"the call ended with {type(error).__name__}")
             wrapped.__cause__ = error
             future.set_exception(wrapped)
+
+
+def _work(
+    jobs: queue.SimpleQueue[_Job | None],
+    returned: Callable[[asyncio.Future[Any], Any, BaseException | None], None],
+) -> None:
+    """Runs jobs on a thread until it is told to end."""
+    while (job := jobs.get()) is not None:
+        loop, future, context, work = job
+        try:
+            value, error = context.run(work), None
+        except BaseException as raised:
+            value, error = None, raised
+        # A loop that was closed meanwhile has nobody who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(returned, future, value, error)
+        del job, context, work, future, value, error
