@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from undercurrent.runtime.errors import GenerationTypeError, JobCancelledError, JobTimeoutError
@@ -14,7 +14,16 @@ from undercurrent.runtime.retries import RetryPolicy
 from undercurrent.runtime.slots import PrioritySlots
 from undercurrent.runtime.store import StoredGeneration
 
-__all__ = ["Answer", "Ask", "accept", "ask_one_by_one", "ask_with_retries", "require_not_cancelled"]
+__all__ = [
+    "Answer",
+    "Ask",
+    "accept",
+    "as_batch_error",
+    "ask_one_by_one",
+    "ask_with_retries",
+    "require_batch_answers",
+    "require_not_cancelled",
+]
 
 Answer: TypeAlias = tuple[StoredGeneration, float]
 """A generation and the milliseconds it took, waits excluded."""
@@ -114,6 +123,32 @@ def require_not_cancelled(job: CoalitionJob, error: asyncio.CancelledError) -> N
     task = asyncio.current_task()
     if task is None or not task.cancelling():
         raise JobCancelledError(f"{_name(job)} was cancelled from within its generator; no text came of it") from error
+
+
+def require_batch_answers(answers: object, count: int) -> Sequence[object]:
+    """The answers of a batch generator to `count` jobs.
+
+    Raises:
+        GenerationTypeError: they are no list of that length.
+    """
+    if isinstance(answers, str) or not isinstance(answers, Sequence) or len(answers) != count:
+        got = f"{len(answers)} answers" if isinstance(answers, Sequence) else type(answers).__qualname__
+        raise GenerationTypeError(f"a batch of {count} jobs must get {count} answers in a list, got {got}")
+    return answers
+
+
+def as_batch_error(error: asyncio.CancelledError, count: int) -> JobCancelledError:
+    """What a batch comes to that was cancelled from within its generator.
+
+    Raises:
+        asyncio.CancelledError: somebody asked for it.
+    """
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise error
+    cancelled = JobCancelledError(f"a batch of {count} jobs was cancelled from within its generator")
+    cancelled.__cause__ = error
+    return cancelled
 
 
 def _name(job: CoalitionJob) -> str:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeAlias
 
-from undercurrent.runtime.asking import Answer, accept
-from undercurrent.runtime.errors import GenerationTypeError, JobCancelledError
+from undercurrent.runtime.asking import Answer, accept, as_batch_error, require_batch_answers
+from undercurrent.runtime.errors import GenerationTypeError
 from undercurrent.runtime.jobs import CoalitionJob, prefix_order
 from undercurrent.runtime.protocols import GenerateBatchFn
 from undercurrent.runtime.slots import PrioritySlots
@@ -117,12 +117,7 @@ class JobBatcher:
         try:
             answers = await self._call(jobs)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            cancelled = JobCancelledError(f"a batch of {len(jobs)} jobs was cancelled from within its generator")
-            cancelled.__cause__ = error
-            answers = [cancelled] * len(jobs)
+            answers = [as_batch_error(error, len(jobs))] * len(jobs)
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             answers = [error] * len(jobs)
         for outcome, answer in zip(outcomes, answers, strict=True):
@@ -134,12 +129,7 @@ class JobBatcher:
         started_s = time.perf_counter()
         answers = await self._generate_batch(jobs)
         share_ms = (time.perf_counter() - started_s) * 1000 / len(jobs)
-        if isinstance(answers, str) or not isinstance(answers, Sequence) or len(answers) != len(jobs):
-            count = f"{len(answers)} answers" if isinstance(answers, Sequence) else type(answers).__qualname__
-            raise GenerationTypeError(
-                f"a batch of {len(jobs)} jobs must get {len(jobs)} answers in a list, got {count}"
-            )
-        return [_outcome(answer, share_ms) for answer in answers]
+        return [_outcome(answer, share_ms) for answer in require_batch_answers(answers, len(jobs))]
 
 
 def _outcome(answer: object, elapsed_ms: float) -> _Outcome:

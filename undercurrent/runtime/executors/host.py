@@ -8,11 +8,11 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
-from undercurrent.runtime.errors import GenerationTypeError, JobCancelledError, RuntimeStateError
+from undercurrent.runtime.asking import as_batch_error, require_batch_answers
+from undercurrent.runtime.errors import GenerationTypeError, RuntimeStateError
 from undercurrent.runtime.executors.errors import RemoteGenerationError
 from undercurrent.runtime.executors.factory import GeneratorFactory
 from undercurrent.runtime.jobs import CoalitionJob
@@ -92,20 +92,10 @@ class GeneratorHost:
     async def _ask(self, jobs: list[CoalitionJob], answer: str | None) -> list[bytes]:
         try:
             self._score(answer)
-            answers: Any = await self._generator.generate_batch(jobs)
-            if isinstance(answers, str) or not isinstance(answers, Sequence) or len(answers) != len(jobs):
-                count = f"{len(answers)} answers" if isinstance(answers, Sequence) else type(answers).__qualname__
-                raise GenerationTypeError(
-                    f"a batch of {len(jobs)} jobs must get {len(jobs)} answers in a list, got {count}"
-                )
-            return [pack(answer) for answer in answers]
+            answers = await self._generator.generate_batch(jobs)
+            return [pack(answer) for answer in require_batch_answers(answers, len(jobs))]
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            cancelled = JobCancelledError(f"a batch of {len(jobs)} jobs was cancelled from within its generator")
-            cancelled.__cause__ = error
-            return [pack_error(cancelled)] * len(jobs)
+            return [pack_error(as_batch_error(error, len(jobs)))] * len(jobs)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return [pack_error(error)] * len(jobs)
 

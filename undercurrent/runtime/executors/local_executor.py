@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from undercurrent.runtime.errors import RuntimeStateError, RuntimeValueError
+from undercurrent.runtime.errors import RuntimeStateError
 from undercurrent.runtime.executors.batch_progress import BatchProgress
 from undercurrent.runtime.executors.errors import ExecutorStartError, ExecutorTimeoutError
 from undercurrent.runtime.executors.factory import GeneratorFactory
 from undercurrent.runtime.executors.host import BatchOrder, HostDescription
+from undercurrent.runtime.executors.limits import ExecutorLimits, require_at_least_one
 from undercurrent.runtime.executors.process import HostProcess, ProcessGoneError
 from undercurrent.runtime.jobs import CoalitionJob
 from undercurrent.runtime.protocols import BatchGenerator
@@ -31,6 +31,13 @@ class LocalExecutor:
     A process that dies is replaced, and what it had not answered is asked again. When this process ends, however it
     ends, the others end too. Use it as an async context manager, or call `start` and `aclose`.
     """
+
+    restarts: int = 0
+    """Processes that were replaced."""
+    kv_cache_hits: int = 0
+    """Prompts whose beginning was not computed again, in all processes."""
+    kv_cache_reused_tokens: int = 0
+    """Their tokens."""
 
     def __init__(
         self,
@@ -63,21 +70,12 @@ class LocalExecutor:
             RuntimeValueError: a number is out of range.
             RuntimeTypeError: another process cannot import the factory or have its arguments.
         """
-        for name, count in (("processes", processes), ("attempts", attempts)):
-            if count < 1:
-                raise RuntimeValueError(f"`{name}` must be >= 1, got {count!r}")
-        limits = (start_timeout_s, batch_timeout_s, close_timeout_s)
-        for name, limit_s in zip(("start_timeout_s", "batch_timeout_s", "close_timeout_s"), limits, strict=True):
-            if not (limit_s > 0 and math.isfinite(limit_s)):
-                raise RuntimeValueError(f"`{name}` must be a finite number above 0, got {limit_s!r}")
+        require_at_least_one("processes", processes)
+        self._limits = ExecutorLimits(attempts, start_timeout_s, batch_timeout_s, close_timeout_s)
         base = GeneratorFactory.of(factory, args, kwargs)
         more = per_process or ({},)
         self._factories = [base.with_arguments(more[index % len(more)]) for index in range(processes)]
-        self._attempts = attempts
         self._splits_batches = splits_batches
-        self._start_timeout_s = start_timeout_s
-        self._batch_timeout_s = batch_timeout_s
-        self._close_timeout_s = close_timeout_s
         self._processes: list[HostProcess | None] = [None] * processes
         self._deaths = [0] * processes
         self._free = list(range(processes))
@@ -85,12 +83,6 @@ class LocalExecutor:
         self._model_id: str | None = None
         self._answer: str | None = None
         self._is_closed = False
-        self.restarts = 0
-        """Processes that were replaced."""
-        self.kv_cache_hits = 0
-        """Prompts whose beginning was not computed again, in all processes."""
-        self.kv_cache_reused_tokens = 0
-        """Their tokens."""
 
     @property
     def capacity(self) -> int:
@@ -151,7 +143,7 @@ class LocalExecutor:
             RuntimeStateError: it is not started, or closed.
             ExecutorStartError: a process could not be replaced.
         """
-        progress = BatchProgress(jobs, attempts=self._attempts, is_split=self._splits_batches)
+        progress = BatchProgress(jobs, attempts=self._limits.attempts, is_split=self._splits_batches)
         # No deadline: each batch before this one has its own, and the scheduler asks for no more than `capacity`.
         async with self._slots:
             slot = self._free.pop()
@@ -171,7 +163,7 @@ class LocalExecutor:
         async with self._slots:
             slot = self._free.pop()
             try:
-                async with asyncio.timeout(self._batch_timeout_s):
+                async with asyncio.timeout(self._limits.batch_timeout_s):
                     return await (await self._living(slot)).tokenize(tuple(texts))
             finally:
                 self._free.append(slot)
@@ -180,7 +172,7 @@ class LocalExecutor:
         """Ends every process; batches under way fail. Idempotent."""
         self._is_closed = True
         living = [process for process in self._processes if process is not None]
-        await asyncio.gather(*(process.stop(self._close_timeout_s) for process in living))
+        await asyncio.gather(*(process.stop(self._limits.close_timeout_s) for process in living))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -194,11 +186,11 @@ class LocalExecutor:
     async def _start(self, slot: int) -> HostDescription:
         factory = self._factories[slot]
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with asyncio.timeout(self._limits.start_timeout_s):
                 process, description = await HostProcess.start(factory)
         except TimeoutError as error:
             raise ExecutorStartError(
-                f"a process of {factory.target} was not ready within {self._start_timeout_s:g} s; raise "
+                f"a process of {factory.target} was not ready within {self._limits.start_timeout_s:g} s; raise "
                 "`start_timeout_s` if its model takes longer to load"
             ) from error
         if self._is_closed:
@@ -237,7 +229,7 @@ class LocalExecutor:
             self._deaths[slot] = 0
             progress.answer(indices[index], answer)
 
-        scope = asyncio.timeout(self._batch_timeout_s)
+        scope = asyncio.timeout(self._limits.batch_timeout_s)
         try:
             async with scope:
                 order = BatchOrder(progress.jobs(indices), self._answer, progress.is_split)
@@ -252,8 +244,10 @@ class LocalExecutor:
             if not scope.expired():
                 raise
             await process.kill()
-            late = f"a batch of {len(indices)} jobs took more than {self._batch_timeout_s:g} s; its process was killed"
-            failure = ExecutorTimeoutError(late)
+            limit_s = self._limits.batch_timeout_s
+            failure = ExecutorTimeoutError(
+                f"a batch of {len(indices)} jobs took more than {limit_s:g} s; its process was killed"
+            )
             failure.__cause__ = error
             progress.fail(progress.open, failure)
             return

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from undercurrent.runtime.errors import RuntimeStateError, RuntimeValueError
+from undercurrent.runtime.errors import RuntimeStateError
 from undercurrent.runtime.executors.batch_progress import BatchProgress
 from undercurrent.runtime.executors.errors import (
     ExecutorError,
@@ -19,6 +18,7 @@ from undercurrent.runtime.executors.errors import (
 )
 from undercurrent.runtime.executors.factory import GeneratorFactory
 from undercurrent.runtime.executors.host import BatchOrder, HostDescription, unpack
+from undercurrent.runtime.executors.limits import ExecutorLimits, require_at_least_one
 from undercurrent.runtime.executors.ray_cluster import RayCluster
 from undercurrent.runtime.executors.ray_host import RayHost
 from undercurrent.runtime.jobs import CoalitionJob
@@ -39,6 +39,13 @@ class RayExecutor:
     is killed: the next one with the same name and the same factory finds them with the model loaded. Use it as an async
     context manager, or call `start` and `aclose`.
     """
+
+    restarts: int = 0
+    """Actors that were lost and came back."""
+    kv_cache_hits: int = 0
+    """Prompts whose beginning was not computed again, in all actors."""
+    kv_cache_reused_tokens: int = 0
+    """Their tokens."""
 
     def __init__(
         self,
@@ -78,23 +85,13 @@ class RayExecutor:
             RuntimeValueError: a number is out of range.
             RuntimeTypeError: another process cannot import the factory or have its arguments.
         """
-        for label, count in (("actors", actors), ("attempts", attempts)):
-            if count < 1:
-                raise RuntimeValueError(f"`{label}` must be >= 1, got {count!r}")
-        limits = {"start": start_timeout_s, "batch": batch_timeout_s, "close": close_timeout_s, "idle": idle_timeout_s}
-        for label, limit_s in limits.items():
-            if not (limit_s > 0 and math.isfinite(limit_s)):
-                raise RuntimeValueError(f"`{label}_timeout_s` must be a finite number above 0, got {limit_s!r}")
+        require_at_least_one("actors", actors)
+        self._limits = ExecutorLimits(attempts, start_timeout_s, batch_timeout_s, close_timeout_s, idle_timeout_s)
         self._factory = GeneratorFactory.of(factory, args, kwargs)
         self._name = name
         self._cluster = RayCluster(address, namespace, runtime_env)
         self._resources = {"num_cpus": cpus_per_actor, "num_gpus": gpus_per_actor}
         self._splits_batches = splits_batches
-        self._attempts = attempts
-        self._start_timeout_s = start_timeout_s
-        self._batch_timeout_s = batch_timeout_s
-        self._close_timeout_s = close_timeout_s
-        self._idle_timeout_s = idle_timeout_s
         self._actors: list[Any] = [None] * actors
         self._free: list[int] = []
         self._busy: set[int] = set()
@@ -104,12 +101,6 @@ class RayExecutor:
         self._model_id: str | None = None
         self._answer: str | None = None
         self._is_closed = False
-        self.restarts = 0
-        """Actors that were lost and came back."""
-        self.kv_cache_hits = 0
-        """Prompts whose beginning was not computed again, in all actors."""
-        self.kv_cache_reused_tokens = 0
-        """Their tokens."""
 
     @property
     def capacity(self) -> int:
@@ -143,9 +134,9 @@ class RayExecutor:
         """
         if self._is_closed or self._model_id is not None or any(self._actors):
             raise RuntimeStateError("an executor is started once; make another")
-        await self._cluster.connect(self._start_timeout_s)
+        await self._cluster.connect(self._limits.start_timeout_s)
         try:
-            scope = asyncio.timeout(self._start_timeout_s)
+            scope = asyncio.timeout(self._limits.start_timeout_s)
             try:
                 async with scope:
                     self._actors = [self._make(slot) for slot in range(self.capacity)]
@@ -154,8 +145,9 @@ class RayExecutor:
                 if not scope.expired():
                     raise
                 raise ExecutorUnavailableError(
-                    f"{self.capacity} actors of {self._resources} had no generator within {self._start_timeout_s:g} s; "
-                    f"the cluster has {self._cluster.resources()}; ask for fewer, add nodes, or raise `start_timeout_s`"
+                    f"{self.capacity} actors of {self._resources} had no generator within "
+                    f"{self._limits.start_timeout_s:g} s; the cluster has {self._cluster.resources()}; "
+                    "ask for fewer, add nodes, or raise `start_timeout_s`"
                 ) from error
             names = sorted({description.model_id for description in found})
             if len(names) > 1:
@@ -173,7 +165,7 @@ class RayExecutor:
             RuntimeStateError: it is not started, or closed.
             ExecutorError: every actor was lost, and none came back.
         """
-        progress = BatchProgress(jobs, attempts=self._attempts, is_split=False)
+        progress = BatchProgress(jobs, attempts=self._limits.attempts, is_split=False)
         while progress.open:
             # No deadline: each batch before this one has its own, and so has the return of an actor.
             slot = await self._take()
@@ -192,7 +184,7 @@ class RayExecutor:
         """
         slot = await self._take()
         try:
-            async with asyncio.timeout(self._batch_timeout_s):
+            async with asyncio.timeout(self._limits.batch_timeout_s):
                 spans = await self._actors[slot].tokenize.remote(tuple(texts))
         finally:
             self._give(slot)
@@ -210,7 +202,7 @@ class RayExecutor:
         if actors:
             closing = [actor.close.remote() for actor in actors]
             with contextlib.suppress(TimeoutError, self._cluster.errors.RayError):
-                async with asyncio.timeout(self._close_timeout_s):
+                async with asyncio.timeout(self._limits.close_timeout_s):
                     for ended in closing:
                         await ended
             for actor in actors:
@@ -239,7 +231,7 @@ class RayExecutor:
             # Another factory is another actor, never one with a model that was not asked for.
             options |= {"name": f"{self._name}-{self._factory.fingerprint}-{slot}", "lifetime": "detached"}
             options["get_if_exists"] = True
-            idle_s = self._idle_timeout_s
+            idle_s = self._limits.idle_timeout_s
         return self._cluster.make_actor(RayHost, options, self._factory, idle_s)
 
     async def _describe(self, slot: int) -> HostDescription:
@@ -264,8 +256,7 @@ class RayExecutor:
 
     async def _take(self) -> int:
         while True:
-            if self._model_id is None or self._is_closed:
-                raise RuntimeStateError(f"the executor {'was closed' if self._is_closed else 'has not started'}")
+            self._require_open()
             if self._free:
                 self._busy.add(slot := self._free.pop())
                 return slot
@@ -290,7 +281,7 @@ class RayExecutor:
 
     async def _come_back(self, slot: int) -> None:
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with asyncio.timeout(self._limits.start_timeout_s):
                 description = await self._describe(slot)
             if description.model_id != self._model_id:
                 raise ExecutorStartError(
@@ -298,7 +289,7 @@ class RayExecutor:
                 )
         except TimeoutError:
             self._failure = ExecutorUnavailableError(
-                f"an actor did not come back within {self._start_timeout_s:g} s; the cluster has "
+                f"an actor did not come back within {self._limits.start_timeout_s:g} s; the cluster has "
                 f"{self._cluster.resources()}"
             )
         except Exception as error:
@@ -315,7 +306,7 @@ class RayExecutor:
         indices = progress.open[:1] if progress.is_split else progress.open
         order = BatchOrder(progress.jobs(indices), self._answer, self._splits_batches)
         asked = self._actors[slot].run.remote(order)
-        scope = asyncio.timeout(self._batch_timeout_s)
+        scope = asyncio.timeout(self._limits.batch_timeout_s)
         try:
             async with scope:
                 answered = await asked
@@ -329,8 +320,9 @@ class RayExecutor:
         except TimeoutError as error:
             if not scope.expired():
                 raise
+            limit_s = self._limits.batch_timeout_s
             late = ExecutorTimeoutError(
-                f"a batch of {len(indices)} jobs took more than {self._batch_timeout_s:g} s; its actor was killed"
+                f"a batch of {len(indices)} jobs took more than {limit_s:g} s; its actor was killed"
             )
             late.__cause__ = error
             progress.fail(indices, late)
