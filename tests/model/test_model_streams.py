@@ -170,10 +170,13 @@ WITHOUT_CLOSING = (
 def test_ctrl_c_ends_a_stream_and_the_program(program: str) -> None:
     command = [sys.executable, "-P", "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "reading\n"
-        os.kill(child.pid, signal.SIGINT)
-        _, errors = child.communicate(timeout=40)
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "reading\n"
+            os.kill(child.pid, signal.SIGINT)
+            _, errors = child.communicate(timeout=40)
+        finally:
+            child.kill()  # else a stream that does not end outlives the tests
     assert child.returncode == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
