@@ -39,6 +39,14 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 print("imported", len(sys.argv) - 1)
 """
+NEEDS_AN_EXTRA = "undercurrent.predict.serve"
+IMPORT_REFUSED = """
+import importlib, sys
+try:
+    importlib.import_module(sys.argv[1])
+except ImportError as error:
+    print(error)
+"""
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -101,9 +109,13 @@ def test_sdist_holds_sources_and_tests_and_no_build_output(archives: tuple[Path,
 
 
 def test_wheel_imports_every_package_and_runs_the_ring(wheel_python: Path, tmp_path: Path) -> None:
-    packages = sorted(package_names())
+    packages = sorted(package_names() - {NEEDS_AN_EXTRA})
     assert f"imported {len(packages)}" in run(wheel_python, "-c", IMPORT_PACKAGES, *packages, cwd=tmp_path)
     assert "site-packages" in run(wheel_python, "-c", RING_ROUND_TRIP, cwd=tmp_path)
+
+
+def test_package_that_needs_an_extra_names_it(wheel_python: Path, tmp_path: Path) -> None:
+    assert "pip install 'undercurrent[serve]'" in run(wheel_python, "-c", IMPORT_REFUSED, NEEDS_AN_EXTRA, cwd=tmp_path)
 
 
 def test_wheel_brings_the_command(wheel_python: Path, tmp_path: Path) -> None:
