@@ -158,7 +158,7 @@ class CausalCheckpoint:
         """Softmax over what the state adds to each option, averaged over the orders, calibrated."""
         budget = Budget.of(options, self._budget)
         priors = [self._prior(question, budget) for question in questions]
-        parts = iter(output.split([prior.numel() for prior in priors] * len(encoded)))
+        parts = iter(torch.split(output, [prior.numel() for prior in priors] * len(encoded)))
         return [
             [
                 Scores(
