@@ -115,6 +115,12 @@ def test_lines_for_people_have_the_answers_in_columns() -> None:
     assert second[2].startswith("late=yes (0.")
 
 
+def test_ids_reach_no_terminal_with_control_characters() -> None:
+    write_lines("s.jsonl", {"state": "my bill", "id": "a\x1b[2J\tb\n"})
+    (line,) = decide("--states", "s.jsonl").stdout.splitlines()
+    assert line.split("\t")[0] == "a?[2J?b?"
+
+
 def test_line_may_bring_its_own_questions() -> None:
     questions = {"big": {"type": "score", "instructions": "how big", "criteria": ["small", "big"]}}
     write_lines("s.jsonl", {"state": "so big", "questions": questions})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Lines", "StateProgress", "show_result"]
 
 _LINE_EVERY_S = 10.0
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _VALUE_KEYS = {"choice": "choice", "score": "score", "noul": "noul"}
 
 
@@ -47,7 +49,8 @@ class Lines:
             print_json({"id": name, **result}, indent=False)
             return
         answers = (f"{key}={_value(answer)} ({_brief(answer)})" for key, answer in result["answers"].items())
-        click.echo("\t".join((str(name), *answers)))
+        # A line is a state, and a column an answer, whatever ids and labels hold.
+        click.echo("\t".join(_CONTROL.sub("?", text) for text in (str(name), *answers)))
 
 
 class StateProgress:
