@@ -117,7 +117,9 @@ def test_a_model_that_is_killed_in_mid_run_changes_no_bit() -> None:
             executor
         ):
             found = await explain(PROMPT, executor, settings, max_inflight=executor.capacity, progress=Killer())
-            assert executor.restarts == (2 if processes == 2 else 0)
+            # One that dies with nothing left to do is not replaced.
+            assert executor.restarts >= 1 or processes == 1
+            assert not kills
             return found
 
     undisturbed = asyncio.run(run(1, 0))
