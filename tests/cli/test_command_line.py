@@ -77,7 +77,7 @@ def test_main_returns_a_status_and_does_not_exit(capsys: pytest.CaptureFixture[s
 
 def test_status_names_workers_and_bindings_with_their_counters(page: ControlPage, tmp_path: Path) -> None:
     lines = run("status", page.instance, cwd=tmp_path).stdout.splitlines()
-    assert lines[0].startswith(f"{page.instance}  process {os.getpid()}")
+    assert lines[0].startswith(f"router {page.instance}: process {os.getpid()}")
     assert "1 lane with 3.0 MiB of slots" in lines[0]
     assert lines[2].split()[:8] == ["monitor", "running", str(os.getpid()), "1", "70", "5", "0", "2"]
     assert lines[4].split() == ["monitor", "req-1", "100", "70", "16", "3", "11", "0", "0"]

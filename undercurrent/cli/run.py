@@ -79,7 +79,6 @@ def command(
     texts = read_prompts(prompts, prompts_file)
     import_modules(imports)
     points = require_spec(spec)
-    require_probes(points)
     settings = as_settings(generation)
     from undercurrent.cli.run_views import choose_view
 
@@ -87,6 +86,7 @@ def command(
     with ExitStack() as stack:
         sink = None if log is None else stack.enter_context(_open_log(log))
         choice = resolve_model(model, on_progress=say)
+        require_probes(points)
         probed = stack.enter_context(_load(choice, points, name=model, device=device))
         if sink is not None:
             probed.router.attach_log_sink(sink, inline=True)

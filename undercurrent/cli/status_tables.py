@@ -117,9 +117,8 @@ def _memory_bytes(pid: int) -> int | None:
 def _print(routers: Sequence[RouterStatus], console: Console) -> None:
     for router in routers:
         committed = sum(lane["committed_bytes"] for lane in router.lanes)
-        title = Text.assemble(
-            "router ", (router.instance, "bold"), f": process {router.pid}, {_ago(router.age_s)} old, "
-        )
+        title = Text.assemble("router ", (router.instance, "bold"))
+        title.append(f": process {router.pid}, {_ago(router.age_s)} old, ")
         lanes = "1 lane" if len(router.lanes) == 1 else f"{len(router.lanes)} lanes"
         title.append(f"{lanes} with {committed / _MIB:.1f} MiB of slots")
         if router.is_stale:

@@ -56,10 +56,11 @@ class Measured(msgspec.Struct, frozen=True):
         """
         known: dict[str, ProbeValue] = dict(candidate.values or {})
         if self.value_name not in known:
+            suggestion = did_you_mean(self.value_name, known) or ";"
             raise RuntimeValueError(
                 f"a generation with the value {self.value_name!r} was expected, it has "
-                f"{', '.join(map(repr, sorted(known))) or 'none'}{did_you_mean(self.value_name, known)}; name one of these, "
-                "or generate with that probe attached"
+                f"{', '.join(map(repr, sorted(known))) or 'none'}{suggestion}"
+                " name one of these, or generate with that probe attached"
             )
         return known[self.value_name].value
 
