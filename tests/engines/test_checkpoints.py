@@ -119,7 +119,7 @@ def test_options_that_do_not_fit_are_refused_by_name(checkpoint: Any) -> None:
         "which": {"type": "choice", "instructions": "what", "criteria": [f"card {'a ' * 9}{at}" for at in range(40)]}
     }
     with pytest.raises(ValueError, match=r"question 'which'.*40 options.*`max_len`"):
-        Agent(checkpoint).predict("a card", many, max_len=24, head_max_len=16)
+        Agent(checkpoint).predict("a card", many, max_len=24, head_max_len=10)
 
 
 def test_threads_get_what_one_thread_gets(checkpoint: Any) -> None:
