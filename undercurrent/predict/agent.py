@@ -265,13 +265,17 @@ class Agent(HookRegistry):
         options = _options(ctx.max_len, ctx.head_max_len, lang)
         asked = asked_of_model(questions, self._tap)
         checkpoint.check(asked, options)
-        passes = []
+        passes: list[tuple[Sequence[int], list[_Encoded], Any]] = []
         said: dict[int, StateVerdicts] = {}
-        for indices, encoded in _chunks(
-            states, batch_size, lambda state: checkpoint.encode(state, asked, options), sort_by_length
-        ):
-            output = self._forward(ctx, indices, encoded, said)
-            passes.append((indices, encoded, output))
+        if batch_size is None or batch_size >= len(states):
+            encoded = [checkpoint.encode(state, asked, options) for state in states]
+            indices: Sequence[int] = range(len(states))
+            passes.append((indices, encoded, self._forward(ctx, indices, encoded, said)))
+        else:
+            for indices, encoded in _chunks(
+                states, batch_size, lambda state: checkpoint.encode(state, asked, options), sort_by_length
+            ):
+                passes.append((indices, encoded, self._forward(ctx, indices, encoded, said)))
         results: list[Any] = [None] * len(states)
         for indices, encoded, output in passes:
             scores = checkpoint.decode(output, encoded, asked, options)
@@ -298,12 +302,11 @@ class Agent(HookRegistry):
 
 
 def _chunks(
-    states: Sequence[Any], batch_size: int | None, encode: Callable[[Any], _Encoded], is_sorting: bool
+    states: Sequence[Any], size: int, encode: Callable[[Any], _Encoded], is_sorting: bool
 ) -> Iterator[tuple[Sequence[int], list[_Encoded]]]:
-    """Yields the states of each forward pass, encoded, with their indices."""
+    """Yields the states of each forward pass, `size` of them or fewer, encoded, with their indices."""
     count = len(states)
-    size = min(batch_size or count, count)
-    window = size * _SORT_WINDOW_CHUNKS if is_sorting and 1 < size < count else size
+    window = size * _SORT_WINDOW_CHUNKS if is_sorting and size > 1 else size
     for first in range(0, count, window):
         indices = range(first, min(first + window, count))
         encoded = [encode(states[index]) for index in indices]
