@@ -26,13 +26,11 @@ from undercurrent.router import RowEntry
 from undercurrent.runtime.domain import Conversation, GenerationConfig, GenerationRecord, ProbeValue
 from undercurrent.runtime.jobs import CoalitionJob
 from undercurrent.runtime.kv_cache import PrefixCacheManager
-from undercurrent.runtime.pipeline import ANSWER_VALUE
+from undercurrent.runtime.pipeline import ANSWER_VALUE, FIRED_SUFFIX
 from undercurrent.spec import ExtractionPoint, extraction_point_to_dict
 
-__all__ = ["FIRED_SUFFIX", "HFCoalitions", "measure_verdict"]
+__all__ = ["HFCoalitions", "measure_verdict"]
 
-FIRED_SUFFIX = ":fired"
-"""`<point>:fired` is 1 where the point's probe flagged or aborted, else 0."""
 _SCORE_KEYS = ("score", "max_score", "final_mean", "probability")
 _FIRED_KEYS = ("flagged", "aborted")
 # A prompt this many times as long as the answer costs more to read than a batch saves by generating side by side.

@@ -172,7 +172,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(folder: Path) -> None:
         (["--prompt", "x", "--absence", "delet"], 2, "did you mean 'delete'"),
         (["--prompt", "x", "--estimator", "kernl"], 1, "did you mean 'kernel'"),
         (["--prompt", "x", "--players", "documents"], 1, "a prompt with documents was expected, got none"),
-        (["--prompt", "a b", "--players", "words", "--value", "nothing"], 1, "a generation with the value 'nothing'"),
+        (["--prompt", "a b", "--players", "words", "--value", "similar"], 2, "did you mean 'similarity'"),
         (["--prompt-file", "bad.json"], 1, "bad.json:1:2: expected JSON"),
         (["--prompt", "a b c d e f g h i j k l", "--players", "words", "--budget", "5"], 1, "a budget of at least 26"),
     ],

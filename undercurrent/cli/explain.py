@@ -219,12 +219,16 @@ async def _explain_elsewhere(run: _Run, executor: LocalExecutor | RayExecutor) -
 
 
 def _settings(points: ProbeSpec | None, value: str | None, options: dict[str, Any]) -> RunSettings:
+    from undercurrent.errors import did_you_mean
     from undercurrent.runtime.domain import GenerationConfig
-    from undercurrent.runtime.pipeline import ANSWER_VALUE, EstimatorSettings, RunSettings
+    from undercurrent.runtime.pipeline import ANSWER_VALUE, FIRED_SUFFIX, VALUE_NAMES, EstimatorSettings, RunSettings
 
     names = [] if points is None else list(points.names)
     if value is None and len(names) > 1:
         raise UsageError(f"the spec has several points; choose one with --value: {', '.join(names)}")
+    known = [*names, *(f"{name}{FIRED_SUFFIX}" for name in names), *VALUE_NAMES]
+    if value is not None and value not in known:
+        raise UsageError(f"no value {value!r}{did_you_mean(value, known) or ';'} known: {', '.join(known)}")
     return RunSettings(
         players=options["players"],
         roles=options["roles"],

@@ -12,12 +12,10 @@ from undercurrent.cli.verbs import say
 from undercurrent.engines import HFEngine
 from undercurrent.engines.coalitions import HFCoalitions
 from undercurrent.router import Router
-from undercurrent.runtime.pipeline import RunSettings
+from undercurrent.runtime.pipeline import FIRED_SUFFIX, RunSettings
 from undercurrent.spec import ProbeSpec
 
 __all__ = ["LoadedCoalitions", "load_coalitions"]
-
-_FIRED = ":fired"
 
 
 class LoadedCoalitions(HFCoalitions):
@@ -69,7 +67,7 @@ def load_coalitions(
             # A verdict must rest on every record, so the model waits for a slow probe instead of leaving records out.
             router = stack.enter_context(Router(default_overflow_policy="block"))
             router.prewarm(points, loads_torch=True)
-            fired = settings.value.removesuffix(_FIRED) if settings.value.endswith(_FIRED) else None
+            fired = settings.value.removesuffix(FIRED_SUFFIX) if settings.value.endswith(FIRED_SUFFIX) else None
             options |= {
                 "points": list(points),
                 "router": router,

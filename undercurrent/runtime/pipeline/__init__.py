@@ -7,11 +7,20 @@ from undercurrent.runtime.pipeline.game import CoalitionGame
 from undercurrent.runtime.pipeline.orchestrator import explain, plan_run
 from undercurrent.runtime.pipeline.reanalysis import reanalyze
 from undercurrent.runtime.pipeline.settings import CoalitionModel, RunManifest, RunSettings
-from undercurrent.runtime.pipeline.values import ANSWER_VALUE, AnswerScorer, ValueFunction, value_function
+from undercurrent.runtime.pipeline.values import (
+    ANSWER_VALUE,
+    FIRED_SUFFIX,
+    VALUE_NAMES,
+    AnswerScorer,
+    ValueFunction,
+    value_function,
+)
 
 __all__ = [
     "ANSWER_VALUE",
     "ESTIMATORS",
+    "FIRED_SUFFIX",
+    "VALUE_NAMES",
     "AnswerScorer",
     "Attribution",
     "CoalitionGame",

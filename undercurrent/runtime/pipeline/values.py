@@ -11,8 +11,20 @@ from undercurrent.errors import did_you_mean
 from undercurrent.runtime.domain.generation import GenerationRecord, ProbeValue
 from undercurrent.runtime.errors import RuntimeStateError, RuntimeValueError
 
-__all__ = ["ANSWER_VALUE", "AnswerScorer", "ExactMatch", "Measured", "Similarity", "ValueFunction", "value_function"]
+__all__ = [
+    "ANSWER_VALUE",
+    "FIRED_SUFFIX",
+    "VALUE_NAMES",
+    "AnswerScorer",
+    "ExactMatch",
+    "Measured",
+    "Similarity",
+    "ValueFunction",
+    "value_function",
+]
 
+FIRED_SUFFIX = ":fired"
+"""`<point>:fired` is 1 where the point's probe flagged or aborted, else 0."""
 ANSWER_VALUE = "answer_log_likelihood"
 """The name under which a generator stores the log-likelihood of the whole prompt's answer."""
 
@@ -110,6 +122,8 @@ _BY_NAME: dict[str, Callable[[], ValueFunction]] = {
     "similarity": Similarity,
     ANSWER_VALUE: lambda: Measured(ANSWER_VALUE),
 }
+VALUE_NAMES = tuple(_BY_NAME)
+"""The values that need no probe."""
 
 
 def value_function(name: str) -> ValueFunction:
