@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from undercurrent.engines.checkpoint_calibration import Calibration
+from undercurrent.engines.checkpoint_model import ModelCheckpoint
 from undercurrent.engines.checkpoint_texts import (
     Budget,
     Tokens,
@@ -48,7 +49,7 @@ class _Sequence(msgspec.Struct, frozen=True):
     """Where in the output each label's score belongs, and its tokens."""
 
 
-class CausalCheckpoint:
+class CausalCheckpoint(ModelCheckpoint):
     """A causal model that scores the options' names behind a prompt that lists them.
 
     The score of an option is the mean log-probability of its tokens, less what it is when the state says nothing
@@ -78,7 +79,7 @@ class CausalCheckpoint:
         if type(permutations) is not int or permutations < 1:
             raise PredictValueError(f"`permutations` must be an int >= 1, got {permutations!r}")
         self.model_id = model_id
-        self._model = model
+        super().__init__(model)
         self._begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         self._to_text = tokenizer.decode
         self._tokens = token_reader(tokenizer)
@@ -86,21 +87,6 @@ class CausalCheckpoint:
         self._calibration = calibration or Calibration()
         self._permutations = permutations
         self._priors: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
-
-    @property
-    def device(self) -> str:
-        """Where the weights are."""
-        return str(self._model.device)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of weights and buffers; shared weights count once."""
-        return sum(part.nbytes for part in (*self._model.parameters(), *self._model.buffers()))
-
-    @property
-    def model(self) -> Any:
-        """The torch module that `forward` runs."""
-        return self._model
 
     def sequences(self, encoded: EncodedState[list[_Prompt]]) -> list[Tokens]:
         """What the model reads of a state, for probes that read along: a prompt per question and order of options."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from undercurrent.engines.checkpoint_calibration import Calibration
+from undercurrent.engines.checkpoint_model import ModelCheckpoint
 from undercurrent.engines.checkpoint_texts import (
     Budget,
     Tokens,
@@ -43,7 +44,7 @@ class _EncoderBatch(msgspec.Struct, frozen=True):
     mask: Tensor
 
 
-class EncoderCheckpoint:
+class EncoderCheckpoint(ModelCheckpoint):
     """An encoder of sentences, mean-pooled. Options are scored one by one, so their order changes nothing.
 
     The state is embedded on its own, once for all questions, and compared with each option behind the instructions; a
@@ -73,7 +74,7 @@ class EncoderCheckpoint:
         if None in ends:
             raise PredictValueError(f"a tokenizer with a first and a last token was expected, got {ends!r}")
         self.model_id = model_id
-        self._model = model
+        super().__init__(model)
         self._first, self._last = ends
         self._padding = tokenizer.pad_token_id or 0
         self._to_text = tokenizer.decode
@@ -81,21 +82,6 @@ class EncoderCheckpoint:
         self._budget = budget or Budget(256, 96)
         self._calibration = calibration or Calibration()
         self._questions: OrderedDict[tuple[str, ...], Tensor] = OrderedDict()
-
-    @property
-    def device(self) -> str:
-        """Where the weights are."""
-        return str(self._model.device)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of weights and buffers."""
-        return sum(part.nbytes for part in (*self._model.parameters(), *self._model.buffers()))
-
-    @property
-    def model(self) -> Any:
-        """The torch module that `forward` runs."""
-        return self._model
 
     def sequences(self, encoded: EncodedState[Tokens]) -> list[Tokens]:
         """What the model reads of a state: one sequence, for probes that read along."""
