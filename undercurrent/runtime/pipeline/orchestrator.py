@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from undercurrent.runtime.archive import OnExists, RunArchive
 from undercurrent.runtime.dedup import CoalitionDedupRegistry, dedup_enabled
@@ -278,7 +277,7 @@ class _Presence(msgspec.Struct, frozen=True):
 
 def _sum(left: SchedulerMetrics, right: SchedulerMetrics) -> SchedulerMetrics:
     pairs = zip(msgspec.structs.astuple(left), msgspec.structs.astuple(right), strict=True)
-    return SchedulerMetrics(*(int(np.add(*pair)) for pair in pairs))
+    return SchedulerMetrics(*map(sum, pairs))
 
 
 def _reused(model: object) -> tuple[int, int]:
