@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_points import make_point
+from router_points import REGISTRY, Gate, wait_until
 
 from undercurrent.core import ActivationRecord, Probe, ProbeFactory, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.engines import SyntheticEngine
@@ -62,3 +64,29 @@ def test_async_probes_of_the_synthetic_engine_see_every_record(worker_mode: str)
 @pytest.mark.timeout(180)
 def test_async_probes_of_a_transformers_model_see_every_record(load: Callable[..., Any]) -> None:
     _check(load(), ["a prompt", "b"], "process")
+
+
+def test_ctrl_c_in_a_generation_waits_for_no_verdict_and_ends_its_request(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    args = {**gate.args, "hold_s": 600.0}
+    is_async = {"execution_mode": ExecutionMode.ASYNC, "probe_timeout_s": 600.0}
+    point = make_point("watch", layers=(0,), probe_type="gated", probe_args=args, **is_async)
+    engine = SyntheticEngine(layer_count=2, hidden_size=8)
+    engine.register_extraction("r", [point])
+    ended: list[str] = []
+    told: list[object] = []
+
+    def interrupt(*text: object) -> None:
+        told.append(text)
+        if len(told) == 3:  # the first token is fed back by now
+            assert gate.is_entered()
+            raise KeyboardInterrupt
+
+    with Router(REGISTRY, drain_timeout=600.0) as router:
+        router.on_request_end(lambda request_id, _results: ended.append(request_id))
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate_batch(["r"], ["abc"], {"max_new_tokens": 6}, router, on_text=interrupt)
+        assert not ended
+        gate.open()
+        assert router.flush(30)
+        assert wait_until(lambda: ended == ["r"])

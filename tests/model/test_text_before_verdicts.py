@@ -66,6 +66,27 @@ def test_close_waits_for_the_verdicts_of_what_was_generated(engine: SyntheticEng
     assert output.probe_results["watch"].metadata["coverage"]["complete"]
 
 
+def get_ctrl_c(model: ProbedModel, gate: Gate) -> None:
+    with model:
+        model.generate("abc", max_new_tokens=4)
+        assert gate.is_entered()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("owns_router", [True, False])
+def test_ctrl_c_waits_for_no_verdict_of_what_was_generated(
+    owns_router: bool, engine: SyntheticEngine, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path)
+    args = {**gate.args, "hold_s": 600.0}
+    point = make_point("watch", probe_type="gated", probe_args=args, probe_timeout_s=600.0, **ASYNC)
+    router = Router(REGISTRY, drain_timeout=600.0)
+    arguments = {"probes": REGISTRY, "router_kwargs": {"drain_timeout": 600.0}} if owns_router else {"router": router}
+    with pytest.raises(KeyboardInterrupt):
+        get_ctrl_c(ProbedModel(backend=engine, spec=[point], **arguments), gate)
+    router.shutdown(wait=False)
+
+
 @pytest.mark.parametrize("mode", list(ExecutionMode))
 def test_a_probe_that_overwrites_what_it_is_given_changes_no_text(mode: ExecutionMode, tiny: dict[str, Any]) -> None:
     layers = (0, 1, 2, 3)

@@ -25,7 +25,7 @@ from router_points import (
 
 from undercurrent.core import ProbeResult, RequestContext
 from undercurrent.errors import ProbeTransferError, RingMemoryError
-from undercurrent.router import OverflowPolicy, Router, RouterError
+from undercurrent.router import OverflowPolicy, RequestHandle, Router, RouterError
 from undercurrent.sinks import FileLogSink
 from undercurrent.spec import Sample, SampleBy
 
@@ -166,6 +166,28 @@ def test_interrupted_end_lets_its_workers_go(router: Router, gate: Gate) -> None
         router.end_request(request_id)
     router.register_request(request_id, [make_point("watch", "async")], context(request_id))
     assert router.end_request(request_id)["watch"].metadata["coverage"]["complete"]
+
+
+def get_ctrl_c(router: Router, handle: RequestHandle, gate: Gate) -> None:
+    with router, handle:
+        handle.route(make_record(handle.request_id, "watch"))
+        handle.route(make_record(handle.request_id))
+        assert gate.is_entered()
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_waits_for_no_verdict(gate: Gate) -> None:
+    args = {**gate.args, "hold_s": 600.0}
+    point = make_point("watch", "async", probe_type="gated", probe_args=args, probe_timeout_s=600.0)
+    router = Router(REGISTRY, drain_timeout=600.0)
+    handle = router.request([point, make_point()])
+    with pytest.raises(KeyboardInterrupt):
+        get_ctrl_c(router, handle, gate)
+    coverage = handle.results["watch"].metadata["coverage"]
+    assert "drain_timeout" in coverage["reasons"]
+    assert handle.results["guard"].metadata["coverage"]["complete"]
+    with pytest.raises(RouterError, match="shut down"):
+        router.register_request("late", [point], context("late"))
 
 
 @pytest.mark.parametrize("mode", ["process", "thread"])

@@ -18,7 +18,7 @@ _THREAD_COUNT_MAX = 32
 class RequestEnder:
     """Owns the threads `undercurrent-results`; they are daemons, as an interpreter that exits waits for no verdict.
 
-    `close` is idempotent and waits for the requests handed over so far; each is bounded by the router's
+    `close` is idempotent; the requests handed over so far are ended all the same, each within the router's
     `drain_timeout`.
     """
 
@@ -45,10 +45,10 @@ class RequestEnder:
         future.add_done_callback(self._forget)
         return future
 
-    def close(self) -> None:
-        """Waits until every request handed over has ended."""
+    def close(self, *, wait: bool) -> None:
+        """Ends the threads once they have nothing left to do; with `wait`, returns when every request has ended."""
         with self._lock:
-            pending = list(self._pending)
+            pending = list(self._pending) if wait else []
         for future in pending:
             future.exception()
         self._threads.close()

@@ -299,6 +299,20 @@ class ProbedModel:
 
         A router or engine that was passed in stays as it is; sinks are the caller's.
         """
+        self._close(waits_for_results=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        # Ctrl-C waits for no verdict: a slow probe would hold the program up for the router's `drain_timeout`.
+        self._close(waits_for_results=not isinstance(exc, KeyboardInterrupt))
+
+    # ---- within ----------------------------------------------------------------------------------------------------
+
+    def _close(self, *, waits_for_results: bool) -> None:
         if not self._calls.close():
             return
         self._runner.cancel_all()
@@ -310,20 +324,10 @@ class ProbedModel:
         # Asked again, for a call that had begun and was not yet running.
         while not self._calls.wait(_CANCEL_EVERY_S) and time.monotonic() < deadline:
             self._runner.cancel_all()
-        self._ender.close()
+        self._ender.close(wait=waits_for_results)
         self._engine = None
         if self._owns_router:
-            self._router.shutdown(wait=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-    # ---- within ----------------------------------------------------------------------------------------------------
+            self._router.shutdown(wait=waits_for_results)
 
     def _feed(self) -> RowRouter:
         return self._runner.feed if isinstance(self._runner, BatchRunner) else self._router

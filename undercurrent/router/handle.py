@@ -107,8 +107,10 @@ class RequestHandle(_Handle):
     ) -> None:
         self._is_active = False
         self._has_ended = True
+        # Ctrl-C waits for no verdict, and each result says so.
+        end = self._router._end_at_once if isinstance(exc, KeyboardInterrupt) else self._router.end_request
         try:
-            self._results = self._router.end_request(self._request_id)
+            self._results = end(self._request_id)
         except Exception as error:
             self._leave(exc, error)
 

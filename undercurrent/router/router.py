@@ -293,14 +293,19 @@ class Router(ObservedRouter):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.shutdown(wait=True)
+        # Ctrl-C waits for no verdict: a slow probe would hold the program up for `drain_timeout`.
+        self.shutdown(wait=not isinstance(exc, KeyboardInterrupt))
 
     # ---- within ----------------------------------------------------------------------------------------------------
 
-    def _take(self, request_id: str) -> tuple[LiveRequest, float]:
+    def _end_at_once(self, request_id: str) -> dict[str, ProbeResult]:
+        """`end_request` that waits for no worker."""
+        return self._finish(*self._take(request_id, drain_timeout_s=0.0))
+
+    def _take(self, request_id: str, *, drain_timeout_s: float | None = None) -> tuple[LiveRequest, float]:
         """Takes a request out of the table and tells its workers; returns it with its deadline."""
         request = self._table.take(request_id)
-        deadline = time.monotonic() + self._drain_timeout_s
+        deadline = time.monotonic() + (self._drain_timeout_s if drain_timeout_s is None else drain_timeout_s)
         tell_workers(request, deadline)
         return request, deadline
 
