@@ -21,7 +21,7 @@ class GenerationThread(Generic[EventT, ResultT]):
     """Iterates over what a generation says while it runs; closing or dropping it ends the generation after its step.
 
     The thread is no daemon and ends with the generation: when that is over, closed or dropped, or when the main thread
-    has ended. Ctrl-C while the reader waits ends it too.
+    has ended. Ctrl-C while the reader waits ends it too, and leaves the `with` block without waiting for the thread.
     """
 
     def __init__(
@@ -50,8 +50,7 @@ class GenerationThread(Generic[EventT, ResultT]):
 
     def close(self) -> None:
         """Ends the generation after its current step and waits for that; idempotent."""
-        self._run.end()
-        self._is_exhausted = True
+        self._end()
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def __iter__(self) -> Self:
@@ -80,7 +79,15 @@ class GenerationThread(Generic[EventT, ResultT]):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.close()
+        if isinstance(exc, KeyboardInterrupt):
+            # The text may be over and the thread waiting for verdicts, which Ctrl-C does not wait for.
+            self._end()
+        else:
+            self.close()
+
+    def _end(self) -> None:
+        self._run.end()
+        self._is_exhausted = True
 
 
 class _Run(Generic[EventT, ResultT]):

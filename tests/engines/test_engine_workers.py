@@ -14,7 +14,7 @@ from router_points import REGISTRY, Gate, wait_until
 from undercurrent.core import ActivationRecord, Probe, ProbeFactory, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.engines import SyntheticEngine
 from undercurrent.router import Router
-from undercurrent.spec import ExecutionMode
+from undercurrent.spec import ExecutionMode, ExtractionPoint
 
 
 class Sums(Probe):
@@ -66,13 +66,17 @@ def test_async_probes_of_a_transformers_model_see_every_record(load: Callable[..
     _check(load(), ["a prompt", "b"], "process")
 
 
-def test_ctrl_c_in_a_generation_waits_for_no_verdict_and_ends_its_request(tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+def gated_point(gate: Gate) -> ExtractionPoint:
+    """An async point whose probe stands in its first record until the gate is opened."""
     args = {**gate.args, "hold_s": 600.0}
     is_async = {"execution_mode": ExecutionMode.ASYNC, "probe_timeout_s": 600.0}
-    point = make_point("watch", layers=(0,), probe_type="gated", probe_args=args, **is_async)
+    return make_point("watch", layers=(0,), probe_type="gated", probe_args=args, **is_async)
+
+
+def test_ctrl_c_in_a_generation_waits_for_no_verdict_and_ends_its_request(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
     engine = SyntheticEngine(layer_count=2, hidden_size=8)
-    engine.register_extraction("r", [point])
+    engine.register_extraction("r", [gated_point(gate)])
     ended: list[str] = []
     told: list[object] = []
 
@@ -90,3 +94,24 @@ def test_ctrl_c_in_a_generation_waits_for_no_verdict_and_ends_its_request(tmp_pa
         gate.open()
         assert router.flush(30)
         assert wait_until(lambda: ended == ["r"])
+
+
+def leave_by_ctrl_c(engine: Any, router: Router, gate: Gate) -> None:
+    with engine.stream("r", "abc", {"max_new_tokens": 6, "min_new_tokens": 6}, router) as pieces:
+        count = 0
+        while count < 6:
+            count += len(next(pieces).token_ids)
+        assert gate.is_entered()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_in_a_stream_whose_text_is_over_waits_for_no_verdict(load: Callable[..., Any], tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    engine = load()
+    engine.register_extraction("r", [gated_point(gate)])
+    with Router(REGISTRY, drain_timeout=600.0) as router:
+        with pytest.raises(KeyboardInterrupt):
+            leave_by_ctrl_c(engine, router, gate)
+        gate.open()
+        assert router.flush(60)
