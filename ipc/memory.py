@@ -27,6 +27,7 @@ __all__ = [
     "SlotStore",
     "default_memory_limit",
     "map_lane",
+    "require_memfd",
     "start_ticks",
 ]
 
@@ -150,9 +151,14 @@ class _Memfd:
             self.map.madvise(_MADV_POPULATE_WRITE, offset, length)
 
 
-def _create_memfd(name: str) -> int:
+def require_memfd() -> None:
+    """Raises `RingUnavailableError` where there can be no ring, and so no worker."""
     if not hasattr(os, "memfd_create"):
         raise RingUnavailableError(f"shared memory for rings needs Linux's memfd_create; {sys.platform} has none")
+
+
+def _create_memfd(name: str) -> int:
+    require_memfd()
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)

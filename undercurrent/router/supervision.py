@@ -96,6 +96,7 @@ class Supervision:
 
         Raises:
             RouterError: closed.
+            RingUnavailableError: this is not Linux.
         """
         with self._lock:
             if self._is_closed:
@@ -103,8 +104,10 @@ class Supervision:
             if self.supervisor is not None:
                 return self.supervisor
             # Imported here: a router with inline points only needs no shared memory and no processes.
+            from undercurrent.ipc.memory import require_memfd
             from undercurrent.workers import Supervisor
 
+            require_memfd()
             supervisor = Supervisor(
                 worker_pool_size=self._settings.worker_pool_size,
                 worker_mode=self._settings.worker_mode,
