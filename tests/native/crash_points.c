@@ -316,7 +316,7 @@ static const char *const every_label[] = {
     "wake.done",     "sleep.napping",   "sleep.parked",    "sleep.awake",     "room.waiting",
     "room.slept",    "room.begin",      "room.grown",      "room.woken",      "open.geometry",
     "open.entries",  "open.stored",     "install.entry",   "deal.slot",       "deal.stored",
-    "reap.lost",     "reap.state",
+    "reap.lost",     "reap.state",      "take.empty",
 };
 
 int main(void)

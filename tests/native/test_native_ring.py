@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).with_name("run.py")
+SOURCES = RUN.parent.parent.parent / "ipc" / "csrc"
 CONSUMER_KILLS, PRODUCER_KILLS, RANDOM_BITS = 2000, 500, 1_000_000
 
 pytestmark = [
@@ -26,6 +27,21 @@ def run(*arguments: object) -> str:
     return done.stdout
 
 
+def labels_of(text: str) -> set[str]:
+    return set(re.findall(r'"([a-z]+\.[a-z]+)"', text))
+
+
+def listed_labels() -> set[str]:
+    """The steps at which `crash_points` must have killed somebody."""
+    return labels_of(RUN.with_name("crash_points.c").read_text().partition("every_label[]")[2].partition("};")[0])
+
+
+def test_every_labelled_step_of_the_ring_is_one_to_be_killed_at() -> None:
+    steps = re.findall(r"UC_STEP\((.*?)\);", "".join(path.read_text() for path in SOURCES.glob("*.c")), re.DOTALL)
+    # The steps of answers have a test of their own, test_answers.c.
+    assert {label for label in labels_of("".join(steps)) if not label.startswith("answer.")} == listed_labels()
+
+
 def test_both_sides_do_what_a_plain_queue_does() -> None:
     output = run("plain")
     for program in ("test_ring", "test_interleavings", "test_doorbell", "test_answers", "test_threads"):
@@ -36,7 +52,7 @@ def test_a_kill_at_every_labelled_step_leaves_exact_counters_and_whole_records()
     found = re.search(r"ok, (\d+) kills at (\d+) labels", run("crash"))
     assert found is not None
     assert int(found[1]) > 5000
-    assert int(found[2]) == 38
+    assert int(found[2]) == len(listed_labels())
 
 
 def test_random_kills_tear_reorder_and_stall_nothing() -> None:
