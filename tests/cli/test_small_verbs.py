@@ -87,5 +87,17 @@ def test_benchmark_as_json_has_rows_and_the_machine(tmp_path: Path) -> None:
     assert len(json.loads(output.read_text())["rows"]) == len(report["rows"])
 
 
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [(("--plot", "plot.png"), 2, "add --peer"), (("--markdown", "no/table.md"), 1, "'no': no such folder")],
+)
+def test_what_a_benchmark_could_not_write_is_refused_before_it_runs(
+    options: tuple[str, ...], status: int, said: str
+) -> None:
+    answer = call("bench", *options)
+    assert answer.exit_code == status
+    assert said in answer.stderr
+
+
 def test_questions_are_those_of_the_benchmarks() -> None:
     assert sorted(benchmarks.QUESTIONS) == list(QUESTIONS)

@@ -16,7 +16,9 @@ from texts.make_texts import THINGS, build_rows
 
 from undercurrent.core import ProbeAction
 from undercurrent.engines.cache_folder import cache_folder
+from undercurrent.examples.demo.measuring import Speed
 from undercurrent.examples.demo.probes import SlowTopicProbe, TopicProbe
+from undercurrent.examples.demo.story import _compare, _this_python
 from undercurrent.examples.demo.training import Text, base_rate, evaluate, fit, load_texts
 from undercurrent.spec import ActivationRecord
 
@@ -94,6 +96,32 @@ def test_the_cache_folder_follows_the_desktop_convention(monkeypatch: pytest.Mon
     assert cache_folder() == Path.home() / ".cache" / "undercurrent"
 
 
+@pytest.mark.parametrize(
+    ("threads", "said"),
+    [
+        ((60.0, 61.0, 59.0), "is 40% slower than with processes"),
+        ((60.0, 101.0, 60.0), "slower by the median, but not in every round"),
+        ((99.0, 101.0, 100.0), "probes in threads do not hurt"),
+        ((120.0, 120.0, 120.0), "probes in threads do not hurt"),
+    ],
+)
+def test_the_demo_says_whether_threads_hurt_and_claims_it_only_when_every_round_does(
+    threads: tuple[float, ...], said: str
+) -> None:
+    processes = Speed("processes", (100.0, 100.0, 100.0), 1.0, {})
+    assert said in _compare(processes, Speed("threads", threads, 1.0, {}))
+
+
+@pytest.mark.parametrize("activated", [True, False])
+def test_the_next_command_finds_the_package_with_and_without_an_activated_environment(
+    activated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Path(sys.executable)
+    monkeypatch.setenv("PATH", str(running.parent) if activated else "/nowhere")
+    monkeypatch.chdir(running.parent.parent.parent)
+    assert _this_python() == ("python" if activated else str(running.relative_to(Path.cwd())))
+
+
 def _start_demo(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-P", "-u", "-m", "undercurrent.examples.demo", *arguments]
     return subprocess.Popen(
@@ -114,9 +142,12 @@ def test_the_tiny_demo_stops_a_generation_and_shows_its_figures(tmp_path: Path) 
         "async probes in processes",
         "the same in threads",
         "lines of NDJSON",
-        "Next, try:",
+        "Next, try",
     ):
         assert expected in output, output
+    command = output.rstrip().splitlines()[-1]
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("aborted at step 2"), (command, done.stderr)
     lines = [json.loads(line) for line in (tmp_path / "signals.ndjson").read_text().splitlines()]
     assert {line["extraction_point_name"] for line in lines} == {"monitor", "slow-monitor"}
     assert {line["request_id"] for line in lines} == {"demo-harmless", "demo-stopped"}

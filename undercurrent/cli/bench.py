@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from undercurrent.cli.verbs import CLIError, NearestChoice, data_console, json_option, print_json, say, verb
+from undercurrent.cli.verbs import CLIError, NearestChoice, UsageError, data_console, json_option, print_json, say, verb
 
 __all__ = ["QUESTIONS", "command"]
 
@@ -24,7 +24,7 @@ QUESTIONS = _questions()
 @verb(
     "bench",
     examples=[
-        ("undercurrent bench --quick", "everything, in its usual order of magnitude?"),
+        ("undercurrent bench --quick", "is everything in its usual order of magnitude?"),
         ("undercurrent bench ring route", "two questions, in full"),
         ("undercurrent bench --peer --markdown bench.md", "beside the published packages, as a table"),
         ("undercurrent bench --json > bench.json", "rows and facts of the machine"),
@@ -56,6 +56,12 @@ def command(
     beside the package that did the same before (undercurrent 0.1.0; laya for predict, mllm-shap for runtime), in
     processes of its own. Figures of a busy machine say little: the load average is printed with them.
     """
+    # What would fail behind minutes of measuring fails before them.
+    if plot is not None and not with_peer:
+        raise UsageError("--plot draws ours against the peer; add --peer")
+    for path in (output, markdown, plot):
+        if path is not None and not path.parent.is_dir():
+            raise CLIError(f"{str(path.parent)!r}: no such folder to write {path.name!r} in")
     from dataclasses import asdict
 
     from undercurrent.benchmarks.harness import BenchmarkError, Row, Runner, machine_facts, write_json
@@ -80,7 +86,9 @@ def command(
     if markdown is not None:
         markdown.write_text(markdown_table(rows), encoding="utf-8")
     if plot is not None and not draw_plot(rows, plot):
-        raise CLIError("no plot was drawn: it needs matplotlib (pip install 'undercurrent[bench]') and --peer")
+        raise CLIError(
+            "no plot was drawn: it needs matplotlib (pip install 'undercurrent[bench]') and a figure of the peer"
+        )
     if failures:
         raise click.exceptions.Exit(1)
 

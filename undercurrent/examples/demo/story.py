@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
+import shutil
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,9 +270,8 @@ class Story:
         for line in lines[:3]:
             self._console.print(StyledText(line, style="dim"), soft_wrap=True)
         self._console.print()
-        self._console.print(
-            "Next, try: python -m undercurrent.examples.seed (a router in one page), then make bench", style="bold"
-        )
+        self._console.print("Next, try a router in one page:", style="bold")
+        self._console.print(f"{_this_python()} -m undercurrent.examples.seed", style="bold", soft_wrap=True)
 
     def _progress(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -312,6 +314,16 @@ def _compare(processes: Speed, threads: Speed) -> str:
             f"Threads are {lost:.0%} slower by the median, but not in every round: this machine is too busy to be sure."
         )
     return "On this machine, now, probes in threads do not hurt."
+
+
+def _this_python() -> str:
+    """What to type for the interpreter that has the package: `make demo` activates no environment."""
+    running = Path(sys.executable)
+    found = shutil.which("python")
+    if found is not None and Path(found).absolute() == running:
+        return "python"
+    here = Path.cwd()
+    return shlex.quote(str(running.relative_to(here) if running.is_relative_to(here) else running))
 
 
 def _printable(text: str) -> str:
