@@ -208,6 +208,23 @@ def test_file_sink_is_written_before_the_end_returns(mode: str, tmp_path: Path) 
     assert '"result"' in lines[-1]
 
 
+@pytest.mark.parametrize(("mode", "is_written_here"), [("process", False), ("thread", True)])
+def test_lines_of_a_file_sink_are_written_where_the_probe_runs(
+    mode: str, is_written_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, content: (written.append(bytes(content)), write(fd, content))[1])
+    path = tmp_path / "lines.ndjson"
+    with Router(REGISTRY, worker_mode=mode) as router:
+        router.attach_log_sink(FileLogSink(path))
+        with router.request([make_point("watch", "async", probe_type="flagging", queue_depth=32)]) as handle:
+            for position in range(20):
+                handle.route(make_record(handle.request_id, "watch", position=position))
+    assert len(path.read_text().splitlines()) == 21
+    assert any(b'"kind"' in lines for lines in written) is is_written_here
+
+
 def test_sampled_async_point_says_so_in_its_result(router: Router) -> None:
     sample = Sample(rate=0.5, by=SampleBy.RECORD)
     request_id = fresh_id()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pickle
 import stat
@@ -209,6 +210,27 @@ def test_lines_of_a_batch_wait_and_are_written_together(sink: FileLogSink, path:
     assert len(records_of(path)) == 3
     sink.write_signal("r", "p", SIGNAL)
     assert len(records_of(path)) == 4
+
+
+def test_a_batch_is_one_write_of_whole_lines_to_a_file_opened_for_appending(
+    sink: FileLogSink, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    write = os.write
+
+    def note(descriptor: int, content: Any) -> int:
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+        written.append(bytes(content))
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", note)
+    for _ in range(2):
+        sink.begin_batch()
+        for _ in range(16):
+            sink.write_signal("r", "p", SIGNAL)
+        sink.flush()
+    assert [lines.count(b"\n") for lines in written] == [16, 16]
+    assert all(lines.endswith(b"\n") for lines in written)
 
 
 def test_a_batch_that_grows_large_is_written_before_its_end(sink: FileLogSink, path: Path) -> None:
