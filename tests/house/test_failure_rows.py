@@ -123,6 +123,27 @@ def test_stopped_worker_holds_up_neither_route_nor_the_deadline() -> None:
     assert coverage["routed"] == 101
 
 
+def test_stopped_nursery_holds_up_neither_a_request_nor_the_end_of_the_router() -> None:
+    known = {child.pid for child in psutil.Process().children()}
+    request = fresh_id()
+    with Router(REGISTRY, drain_timeout=1.0) as router:
+        router.prewarm([make_point("monitor", "async")])
+        (nursery,) = [child for child in psutil.Process().children() if child.pid not in known]
+        nursery.suspend()
+        # Another class asks for another worker, which nobody can start now; the one that runs serves on.
+        points = [make_point("monitor", "async"), make_point("other", "async", probe_type="running_mean")]
+        router.register_request(request, points, context(request))
+        for position in range(10):
+            for point in points:
+                router.route(make_record(request, point.name, position=position))
+        results = router.end_request(request)
+    assert results["monitor"].metadata["coverage"]["complete"]
+    coverage = results["other"].metadata["coverage"]
+    assert (coverage["routed"], coverage["seen"], coverage["complete"]) == (10, 0, False)
+    assert "drain_timeout" in coverage["reasons"]
+    assert not nursery.is_running()
+
+
 def test_probe_that_eats_memory_gets_a_memory_error_and_goes_on() -> None:
     request = fresh_id()
     with Router({"eater": ProbeFactory(Eater)}) as router:

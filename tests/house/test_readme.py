@@ -80,6 +80,13 @@ def test_files_named_in_the_pages_exist(page: Path) -> None:
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 
+def test_every_row_of_the_failure_tables_names_its_test() -> None:
+    tables = (ROOT / "ARCHITECTURE.md").read_text().partition("## What happens when")[2]
+    rows = [line for line in tables.splitlines() if line.startswith("| ") and not line.startswith("| what fails")]
+    assert len(rows) > 80
+    assert not [row for row in rows if not re.search(r"`test_\w+`[^|]*\|$", row)]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tests_named_in_the_pages_exist(page: Path) -> None:
     named = set(re.findall(r"\b(test_[a-z0-9_]+)\b(?!\.py)", page.read_text()))
