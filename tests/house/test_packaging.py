@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -137,11 +138,24 @@ def test_same_wheel_runs_on_later_python(version: str, archives: tuple[Path, Pat
     assert "ring ok" in run(python, "-c", RING_ROUND_TRIP, cwd=tmp_path)
 
 
-def test_editable_install_shows_edits_at_once(source: Path, tmp_path: Path) -> None:
+@pytest.fixture(name="python")
+def _python(tmp_path: Path) -> Path:
+    """The interpreter of a fresh environment that has our dependencies and not our package."""
     python = make_venv(tmp_path / "venv")
-    # Dependencies come from the environment that runs the tests, as a plain path: its own editable install stays out.
+    # They come from the environment that runs the tests, as a plain path: its own editable install stays out.
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
+def test_install_from_the_checkout_runs_the_ring_without_it(python: Path, tmp_path: Path) -> None:
+    checkout = copy_tree(tmp_path / "checkout")
+    run(python, "-m", "pip", "install", "-q", "--no-deps", ".", cwd=checkout)
+    shutil.rmtree(checkout)
+    assert str(tmp_path / "venv") in run(python, "-c", RING_ROUND_TRIP, cwd=tmp_path)
+
+
+def test_editable_install_shows_edits_at_once(source: Path, python: Path, tmp_path: Path) -> None:
     run(python, "-m", "pip", "install", "-q", "--no-deps", "-e", source, cwd=tmp_path)
     assert str(source) in run(python, "-c", RING_ROUND_TRIP, cwd=tmp_path)
     (source / "workers" / "edited.py").write_text("ANSWER = 42\n")
