@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from undercurrent.ipc.forks import watch_forks
 from undercurrent.ipc.memory import map_lane
-from undercurrent.ipc.ring import ConsumerRing, extension, watch_forks
+from undercurrent.ipc.ring import ConsumerRing, extension
 
 __all__ = ["ConsumerLane"]
 

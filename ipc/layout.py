@@ -32,6 +32,7 @@ __all__ = [
     "QUEUE_DEPTH_MAX",
     "RECORD_BYTES_MAX",
     "RING_CAPACITY_MAX",
+    "SEQUENCE_END",
     "STATUS_NAMES",
     "TIMEOUT",
     "TOO_LARGE",
@@ -93,6 +94,7 @@ HEADER_BYTES: Final = 128
 RECORD_BYTES_MAX: Final = (64 << 20) - HEADER_BYTES
 PAYLOAD_BYTES_MAX: Final = 1 << 34
 ANSWER_BYTES_MAX: Final = 768
+SEQUENCE_END: Final = (1 << 64) - 1  # the end of a stream, where a record's position would stand
 
 FLAG_IS_GENERATED: Final = 1
 DTYPE_OPAQUE: Final = 255  # dtype_code of bytes without a type

@@ -305,8 +305,9 @@ class SlotStore:
             runs.append(self._add_run(class_index, purpose))
         taken: list[int] = []
         for run in runs:
-            part = run.free[: count - len(taken)]
-            del run.free[: len(part)]
+            # What came back last is taken first: it is in the caches still.
+            part = run.free[len(run.free) - min(len(run.free), count - len(taken)) :]
+            del run.free[len(run.free) - len(part) :]
             run.issued.update(part)
             taken += part
         return taken

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import weakref
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from undercurrent.errors import RingError, RingMemoryError, RingUnavailableError
 from undercurrent.ipc.counters import NO_COUNTS, LaneStatistics, RingStatistics, to_statistics
+from undercurrent.ipc.forks import watch_forks
 from undercurrent.ipc.layout import (
     BLOCK_BYTES,
     CLASS_COUNT,
@@ -62,13 +62,13 @@ __all__ = [
     "ProducerLane",
     "ProducerRing",
     "extension",
-    "watch_forks",
 ]
 
 _ENTRY_COUNT: Final = 1 << 21  # entry words of one lane: 128 MiB of addresses, committed as rings need them
 _RING_BLOCK_BYTES: Final = 512
 _ENTRY_STRIDE: Final = 64
 _ANSWER_CELL_BYTES: Final = 1024
+_SPARES_MAX: Final = 64
 _REFUSALS: Final = {"no_memory": 0, "unsupported": 1, "too_large": 2, "block_timeout": 3}
 _SLEEP_STATES: Final = ("awake", "napping", "parked")
 _READER_ATTACHED: Final = 1
@@ -179,6 +179,8 @@ class ProducerLane(extension.ProducerLaneCore):
         self._rings: dict[int, ProducerRing] = {}
         self._free_indices = list(range(ring_capacity - 1, -1, -1))
         self._entries = ExtentAllocator(_ENTRY_COUNT)
+        # Places of released rings by depth, to be opened again as they are: requests come with the same few depths.
+        self._spares: dict[int, list[tuple[int, int]]] = {}
         self._hands: set[int] = set()
         self._deaths = 0
         self.last_refusal: str | None = None
@@ -219,12 +221,8 @@ class ProducerLane(extension.ProducerLaneCore):
         """The payload memfd, to be passed to the worker. The lane closes it."""
         return self._memory.payload.fd
 
-    def open_ring(
-        self, *, queue_depth: int, policy: int, generation: int, start: int | None = None, has_answers: bool = False
-    ) -> ProducerRing:
+    def open_ring(self, *, queue_depth: int, policy: int, generation: int, start: int | None = None) -> ProducerRing:
         """Opens a ring. It costs no system call once the lane has grown; its slots come with the first record.
-
-        With `has_answers`, the consumer may answer each record, and `await_answer` waits for it.
 
         Raises:
             RingMemoryError: the budget, the kernel or the lane's capacity refuses; the message names the sum.
@@ -238,35 +236,56 @@ class ProducerLane(extension.ProducerLaneCore):
         with self._lock:
             if not self.is_open:
                 raise RingError("the lane is closed")
-            first_entry = self._entries.allocate(queue_depth) if self._free_indices else None
-            if first_entry is None:
-                raise RingMemoryError(f"the lane is full: {len(self._rings)} rings, {queue_depth} words wanted")
-            ring_index = self._free_indices[-1]
+            spares = self._spares.get(queue_depth)
+            ring_index, first_entry = spares.pop() if spares else self._find_ring(queue_depth)
             try:
-                self._commit_ring(ring_index, first_entry, queue_depth)
-                if has_answers:
-                    cell = self._answers_offset + ring_index * _ANSWER_CELL_BYTES
-                    self._memory.commit_control(cell, _ANSWER_CELL_BYTES, "an answer")
                 ring = ProducerRing(self, ring_index, first_entry, queue_depth, policy, generation, start)
             except BaseException:
-                self._entries.release(first_entry, queue_depth)
+                self._give_ring(ring_index, first_entry, queue_depth)
                 raise
-            self._free_indices.pop()
             ring._lane, ring._first_entry = self, first_entry
             self._rings[ring_index] = ring
             return ring
+
+    def _find_ring(self, queue_depth: int) -> tuple[int, int]:
+        """Returns a ring block and the first of `queue_depth` entry words, committed."""
+        first_entry = self._entries.allocate(queue_depth) if self._free_indices else None
+        if first_entry is None and any(self._spares.values()):
+            for depth, places in self._spares.items():
+                for place in places:
+                    self._give_ring(*place, depth)
+            self._spares.clear()
+            return self._find_ring(queue_depth)
+        if first_entry is None:
+            raise RingMemoryError(f"the lane is full: {len(self._rings)} rings, {queue_depth} words wanted")
+        ring_index = self._free_indices.pop()
+        try:
+            self._commit_ring(ring_index, first_entry, queue_depth)
+        except BaseException:
+            self._give_ring(ring_index, first_entry, queue_depth)
+            raise
+        return ring_index, first_entry
+
+    def _give_ring(self, ring_index: int, first_entry: int, queue_depth: int) -> None:
+        self._free_indices.append(ring_index)
+        self._entries.release(first_entry, queue_depth)
 
     def _commit_ring(self, ring_index: int, first_entry: int, queue_depth: int) -> None:
         purpose = f"a ring of {queue_depth} records"
         block = self._rings_offset + ring_index * _RING_BLOCK_BYTES
         self._memory.commit_control(block, _RING_BLOCK_BYTES, purpose)
+        cell = self._answers_offset + ring_index * _ANSWER_CELL_BYTES
+        self._memory.commit_control(cell, _ANSWER_CELL_BYTES, purpose)
         words = self._entries_offset + first_entry * _ENTRY_STRIDE
         self._memory.commit_control(words, queue_depth * _ENTRY_STRIDE, purpose)
 
     def _forget_ring(self, ring: ProducerRing) -> None:
         del self._rings[ring.ring_index]
-        self._free_indices.append(ring.ring_index)
-        self._entries.release(ring._first_entry, ring.queue_depth)
+        spares = self._spares.setdefault(ring.queue_depth, [])
+        if len(spares) < _SPARES_MAX:
+            spares.append((ring.ring_index, ring._first_entry))
+        else:
+            self._give_ring(ring.ring_index, ring._first_entry, ring.queue_depth)
 
     def _deal_hand(self, class_index: int) -> None:
         """Deals the consumer its slots of a class, once per class: no record of the class is published before."""
@@ -350,29 +369,11 @@ class ConsumerRing(extension.ConsumerRingCore):
     `take`, `finish`, `answer`, `detach` and `at_end` come from the extension.
     """
 
+    def whole_count(self) -> int | None:
+        """Returns how many records there were, if every one was consumed and none refused, dropped or lost."""
+        counts = self._counts()
+        return counts[0] if counts is not None and counts[0] == counts[1] and not any(counts[2:11]) else None
+
     def statistics(self) -> RingStatistics:
         """Returns the counters, read from shared memory; zeros when the lane is closed or its words are nonsense."""
         return to_statistics(self._counts() or NO_COUNTS, self.queue_depth)
-
-
-class _Forkable(Protocol):
-    def _after_fork(self) -> None: ...
-
-
-_forkables: weakref.WeakSet[_Forkable] = weakref.WeakSet()
-_is_watching_forks = False
-
-
-def _after_fork_in_child() -> None:
-    for forkable in list(_forkables):
-        forkable._after_fork()
-    _forkables.clear()
-
-
-def watch_forks(lane: _Forkable) -> None:
-    """Registers a lane for `_after_fork` in forked children; the hook itself is installed once per process."""
-    global _is_watching_forks
-    if not _is_watching_forks:
-        os.register_at_fork(after_in_child=_after_fork_in_child)
-        _is_watching_forks = True
-    _forkables.add(lane)

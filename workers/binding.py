@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -29,8 +29,6 @@ _logger = logging.getLogger("undercurrent.workers")
 
 _REFUSALS = {NO_SLOT: "no_memory", TOO_LARGE: "too_large", UNSUPPORTED: "unsupported"}
 _ROOM_SLICE_S = 1.0
-_VERDICT_S = 0.25
-"""What a worker gets, at most, between the last record of a drain and the moment its verdict is due."""
 
 
 class RowTarget(NamedTuple):
@@ -39,7 +37,6 @@ class RowTarget(NamedTuple):
     lane: Lane | None
     """None for a binding that blocks when it is full: its rows go one by one, by `AsyncBinding.accept`."""
     ring: ProducerRing
-    binding: AsyncBinding
 
 
 class AsyncBinding:
@@ -48,42 +45,46 @@ class AsyncBinding:
     reaches_sinks = True
     """Whether the supervisor hands the result to the sink objects of this process."""
 
+    # What most bindings never change stands here, as each request makes several.
+    point_id = 0
+    context_data = b""
+    is_ending = False
+    is_abandoned = False
+    is_finished = False
+    drain_until: float | None = None
+    worker_losses = 0
+    last_word_interrupts: int | None = None
+    """None, or the ring's count of interruptions when its last word was asked for."""
+    on_settled: Callable[[], None] | None = None
+    """Called once, on any thread, when the ring's counters can change no more."""
+    _answer: bytes | ProbeResult | None = None
+    _result: ProbeResult | None = None
+    _final_statistics: BindingStatistics | None = None
+    _earlier_counters: tuple[int, ...] = (0, 0, 0, 0)
+    _dead_user: tuple[int, ...] = ()
+    _start_answer: threading.Event | None = None  # made when somebody wants to know
+    _start_error: BaseException | None = None
+    _count_forked = 0
+    _count_unserved = 0  # records that came after the ring was closed; approximate under several threads
+
     def __init__(self, binding_id: int, plan: BindingPlan, ring: ProducerRing, lane: Lane, worker_key: bytes) -> None:
         self.binding_id = binding_id
         self.plan = plan
         self.lane = lane
         self.worker_key = worker_key
         self.ring = ring
-        self.point_id = 0
-        self.context_data = b""
-        self.is_ending = False
-        self.is_abandoned = False
-        self.is_finished = False
-        self.drain_until: float | None = None
         self.since = time.time()
-        self.worker_losses = 0
         self.reasons: list[str] = []
         self._pid = os.getpid()
         self._publish = ring.publish
         self._publish_opaque = ring.publish_opaque
-        self._turn = threading.Lock()  # under `block` one route() at a time waits, the others queue behind it
         self._done = threading.Lock()
         self._done.acquire()
-        self._answer: bytes | None = None
-        self._result: ProbeResult | None = None
-        self._final_statistics: BindingStatistics | None = None
-        self.on_settled: Callable[[], None] | None = None
-        """Called once, on any thread, when the ring's counters can change no more."""
-        self._earlier_counters: tuple[int, ...] = (0, 0, 0, 0)
-        self._dead_user: tuple[int, ...] = ()
-        self._start_answer: threading.Event | None = None  # made when somebody wants to know
-        self._start_error: BaseException | None = None
         self._logged: set[str] = set()
-        self._count_forked = 0
-        self._count_unserved = 0  # records that came after the ring was closed; approximate under several threads
         is_blocking = plan.overflow_policy is OverflowPolicy.BLOCK
-        self.row_target = RowTarget(None if is_blocking else lane, ring, self)
+        self.row_target = RowTarget(None if is_blocking else lane, ring)
         if is_blocking:
+            self._turn = threading.Lock()  # one route() at a time waits, the others queue behind it
             self.accept = self._accept_in_turn  # type: ignore[method-assign]
 
     # ---- the hot path --------------------------------------------------------------------------------------------
@@ -191,7 +192,8 @@ class AsyncBinding:
         `drain_until` (monotonic) is when the caller wants an answer: shortly before it, the worker stops looking at
         what waits and gives its verdict.
         """
-        end_bindings([self], drain_until)
+        if self.is_own_process:
+            self.lane.end_bindings([self], drain_until)
 
     def abandon(self) -> None:
         """Rolls the binding back: no result is asked for and none reaches a sink."""
@@ -224,6 +226,8 @@ class AsyncBinding:
         """Returns the result; after `deadline` (monotonic) one without a verdict and with reason `drain_timeout`."""
         if not self.is_own_process:
             return self._result_without_verdict("unseen")
+        if self.last_word_interrupts is not None and self.lane.last_words is not None:
+            self.lane.last_words.wait(self, deadline)
         if not self._done.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return self._result_without_verdict("drain_timeout")
         self._done.release()
@@ -297,6 +301,14 @@ class AsyncBinding:
         user = self.ring.statistics().user
         self._earlier_counters = self.add_to_earlier(user)
         self._dead_user = user
+        self.ring.waive_last_word()
+        self._stop_last_word()
+
+    def _stop_last_word(self) -> None:
+        """Whoever waits for it goes on to wait for `complete`."""
+        if self.last_word_interrupts is not None:
+            self.last_word_interrupts = None
+            self.ring.interrupt_answer()
 
     def add_to_earlier(self, user: tuple[int, ...]) -> tuple[int, ...]:
         """What all workers of this binding counted; the words of a dead one stand until its successor clears them."""
@@ -304,10 +316,11 @@ class AsyncBinding:
             return self._earlier_counters
         return tuple(map(int.__add__, self._earlier_counters, user))
 
-    def keep_answer(self, result: bytes | None) -> None:
+    def keep_answer(self, result: bytes | ProbeResult | None) -> None:
         """Keeps the worker's last word, or None where no worker will give one; the ring stays until `let_go`."""
         self._answer = result
         self.is_finished = True
+        self._stop_last_word()
         if self._start_answer is not None:
             self._note_ended_early(self._start_answer)
         if not self.is_ending:
@@ -328,8 +341,9 @@ class AsyncBinding:
             except RingError:
                 # Our mistake, and the result is worth more than the ring's memory, which returns with the lane.
                 _logger.exception("ring of request %r was not let go", self.plan.request_id)
-        if self.on_settled is not None:
-            self.on_settled()
+        on_settled, self.on_settled = self.on_settled, None
+        if on_settled is not None:
+            on_settled()
 
     def complete(self) -> None:
         """Lets `wait_result` return."""
@@ -343,8 +357,8 @@ class AsyncBinding:
             self._result = self._result_without_verdict() if answer is None else self._read_answer(answer)
         return self._result
 
-    def _read_answer(self, answer: bytes) -> ProbeResult:
-        result: ProbeResult = decode_value(answer, pickle_allowed=True)
+    def _read_answer(self, answer: bytes | ProbeResult) -> ProbeResult:
+        result: ProbeResult = decode_value(answer, pickle_allowed=True) if isinstance(answer, bytes) else answer
         if self._count_unserved:
             # Records came after the ring was closed for them, for instance from another thread: the worker cannot know.
             said = Coverage.from_dict(result.metadata["coverage"])
@@ -374,15 +388,3 @@ class AsyncBinding:
         )
         metadata = {"coverage": coverage.to_dict()}
         return ProbeResult(self.plan.request_id, self.plan.point.name, None, [], metadata)
-
-
-def end_bindings(bindings: Sequence[AsyncBinding], drain_until: float | None) -> None:
-    """`AsyncBinding.end` of several bindings with one message per worker; returns at once."""
-    if drain_until is not None:
-        drain_until -= min(_VERDICT_S, max(0.0, drain_until - time.monotonic()) / 5)
-    by_lane: dict[Lane, list[AsyncBinding]] = {}
-    for binding in bindings:
-        if binding.is_own_process:
-            by_lane.setdefault(binding.lane, []).append(binding)
-    for lane, group in by_lane.items():
-        lane.end_bindings(group, drain_until)

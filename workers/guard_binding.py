@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from undercurrent.core import ProbeResult
 from undercurrent.errors import WorkerError
 from undercurrent.ipc.layout import CLOSED, FULL, OK, PEER_DIED, TIMEOUT
 from undercurrent.spec import ActivationRecord
@@ -54,6 +55,7 @@ class GuardBinding(AsyncBinding):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self._turn = threading.Lock()
         self.is_start_answered = False
         """Whether the guard has built the probe, or failed to."""
         self._is_started = False
@@ -145,7 +147,7 @@ class GuardBinding(AsyncBinding):
         super().note_loss(reason)
         self._end_wait()
 
-    def keep_answer(self, result: bytes | None) -> None:
+    def keep_answer(self, result: bytes | ProbeResult | None) -> None:
         """See `AsyncBinding`; ends the wait that runs."""
         super().keep_answer(result)
         self._end_wait()

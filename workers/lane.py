@@ -23,13 +23,19 @@ from undercurrent.spec import OverflowPolicy
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import Channel, ChannelClosedError
+from undercurrent.workers.last_words import LastWords
 from undercurrent.workers.plans import BindingPlan, BindingStatistics, WorkerStatus
 from undercurrent.workers.transfer import PackedPoint
 
 _logger = logging.getLogger("undercurrent.workers")
 
+RETIRED_MAX = 8
+"""So many finished bindings wait for the supervisor's thread to let their rings go."""
 POINTS_LOADED_MAX = 1024
 """A worker forgets the definition used longest ago beyond this many."""
+_VERDICT_S = 0.25
+"""What a worker gets, at most, between the last record of a drain and the moment its verdict is due."""
+_now = time.monotonic
 _POLICIES = {
     OverflowPolicy.DROP_OLDEST: DROP_OLDEST,
     OverflowPolicy.DROP_NEWEST: DROP_NEWEST,
@@ -55,10 +61,17 @@ class Lane:
     is_guard = False
     """Whether its worker answers each record, at the engine's priority."""
 
-    def __init__(self, name: str, budget: MemoryBudget, on_unsent: Callable[[], None]) -> None:
-        """`on_unsent` is called on any thread when the socket is full and frames wait."""
+    def __init__(
+        self,
+        name: str,
+        budget: MemoryBudget,
+        on_unsent: Callable[[], None],
+        on_retired: Callable[[Lane], None],
+    ) -> None:
+        """Both are called on any thread: when the socket is full and frames wait, when rings can be let go."""
         self.name = name
         self._on_unsent = on_unsent
+        self._on_retired = on_retired
         self.memory = ProducerLane(budget)
         self.bindings: dict[int, AsyncBinding] = {}  # guarded by _lock
         self.point_names: set[str] = set()
@@ -80,6 +93,8 @@ class Lane:
         self.needs_gpu = False
         self.loads_torch = False
         """Whether its first worker imports torch before it yields to the engine; a later one does so when it must."""
+        self.last_words: LastWords | None = None
+        """How results come without a frame; a guard's never do."""
         self.hung_binding_id = 0
         """The binding whose probe was ended for its timeout, until the worker's death is handled."""
         self._lock = threading.Lock()
@@ -162,23 +177,26 @@ class Lane:
             queue_depth=opening.plan.queue_depth,
             policy=policy,
             generation=opening.binding_id,
-            has_answers=self.is_guard,
         )
 
-    def end_bindings(self, bindings: Sequence[AsyncBinding], drain_until: float | None) -> None:
-        """Closes the rings and asks for the results, in one message."""
+    def end_bindings(self, bindings: Sequence[AsyncBinding], answer_by: float | None) -> None:
+        """Closes the rings and asks for the results, which somebody wants by `answer_by` (monotonic)."""
         frames: list[m.Frame] = []
+        drain_until = None if answer_by is None else answer_by - min(_VERDICT_S, max(0.0, answer_by - _now()) / 5)
         with self._lock:
+            last_words = self.last_words if self.state == "running" else None
             for binding in bindings:
                 if binding.is_ending:
                     continue
                 binding.is_ending = True
                 binding.drain_until = drain_until
-                if not binding.is_finished:
-                    binding.ring.close()
-                    frames.append(m.EndBinding(binding.binding_id, drain_until))
+                if binding.is_finished or (last_words is not None and last_words.ask(binding, drain_until)):
+                    continue
+                binding.ring.close()
+                frames.append(m.EndBinding(binding.binding_id, drain_until))
             if frames:
                 self._send(*frames)
+            self.memory.rouse()
 
     def drop_binding(self, binding: AsyncBinding) -> None:
         """Forgets the binding; its ring is let go when the worker has detached from it."""
@@ -194,6 +212,7 @@ class Lane:
         with self._lock:
             if not binding.is_finished:
                 self._send(m.ConfirmStart(binding.binding_id))
+                self.memory.rouse()
             return not binding.is_finished
 
     def forget(self, binding_id: int) -> AsyncBinding | None:
@@ -201,10 +220,13 @@ class Lane:
         with self._lock:
             return self.bindings.pop(binding_id, None)
 
-    def retire(self, binding: AsyncBinding) -> bool:
-        """Puts a finished binding's ring aside, to be let go when nobody waits; True for the first one."""
+    def retire(self, binding: AsyncBinding) -> None:
+        """Puts a finished binding's ring aside, to be let go when nobody waits for a result. Any thread."""
         self._retired.append(binding)
-        return len(self._retired) == 1
+        if len(self._retired) == RETIRED_MAX:
+            self._on_retired(self)
+        elif len(self._retired) > 8 * RETIRED_MAX:  # nobody came for them
+            self.let_retired_go()
 
     def unsettled_bindings(self) -> list[AsyncBinding]:
         """The bindings whose rings are not let go: those that live, and those that have just ended."""
@@ -225,6 +247,12 @@ class Lane:
                 return
             binding.let_go()
 
+    def look_for_last_words(self) -> None:
+        """Takes the results that a worker which is gone has left, before its bindings are given up or begun again."""
+        if self.last_words is not None:
+            for binding in list(self.bindings.values()):
+                self.last_words.look(binding)
+
     def set_sinks(self, sinks: m.SetSinks) -> None:
         """Tells the worker its sinks; the next worker is told them too."""
         with self._lock:
@@ -234,7 +262,9 @@ class Lane:
     def send(self, *frames: m.Frame) -> bool:
         """Sends frames and rings the doorbell; False where no worker is there to read them."""
         with self._lock:
-            return self._send(*frames)
+            is_sent = self._send(*frames)
+            self.memory.rouse()
+            return is_sent
 
     # ---- the worker's death and its successor ----------------------------------------------------------------------
 
@@ -244,6 +274,7 @@ class Lane:
         A binding ends when it has lost its worker twice, or was only waiting to be dropped. Called on the
         supervisor's thread.
         """
+        self.look_for_last_words()
         with self._lock:
             self._note_death()
             self.process = None

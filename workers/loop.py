@@ -13,16 +13,18 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from undercurrent.core import ProbeResult
 from undercurrent.errors import WorkerError
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.channel import ChannelClosedError, ChannelCorruptError
 from undercurrent.workers.guard_binding import GuardBinding
 from undercurrent.workers.lane import Lane
+from undercurrent.workers.last_words import LastWords
 from undercurrent.workers.measures import Measures, PointKey
 from undercurrent.workers.plans import BindingPlan
 from undercurrent.workers.relay import Relay
@@ -79,6 +81,7 @@ class Loop:
         self._next_look = 0.0
         self._is_stopping = False
         self._are_sockets_paused = False
+        self.last_words = LastWords(self._finish, lambda: relay.is_active, self.post, self.after)
         # Daemonic: an interpreter that ends without `shutdown()` must end at once. What the thread owns (lanes,
         # descriptors) is the kernel's to free, and workers end on the engine's pidfd.
         self._thread = threading.Thread(target=self._run, name="undercurrent-supervisor", daemon=True)
@@ -156,6 +159,10 @@ class Loop:
         """A lane's socket is full: the rest is sent from here. Any thread may say so."""
         self._has_unsent = True
         self.wake()
+
+    def note_retired(self, lane: Lane) -> None:
+        """Lets rings of `lane` go a moment later: whoever got a result wants the interpreter first. Any thread."""
+        self.post(lambda: self.after(_RETIRE_S, lane.let_retired_go))
 
     def expect_calls_of(self, plan: BindingPlan) -> None:
         """Looks for hung probes often enough to notice that one of `plan` is. Any thread may ask."""
@@ -238,6 +245,7 @@ class Loop:
                 try:
                     self._has_unsent |= not lane.channel.send_outbox()
                     lane.memory.ring_mail()
+                    lane.memory.rouse()
                 except ChannelClosedError:
                     continue
 
@@ -282,13 +290,7 @@ class Loop:
     def _take_frame(self, lane: Lane, frame: m.ToEngine) -> None:
         match frame:
             case m.Finished():
-                binding = lane.forget(frame.binding_id)
-                if binding is not None:
-                    if frame.measured:
-                        self._measures.add_point(self._measures.meter_of(binding.plan.point), frame.measured)
-                    binding.keep_answer(frame.result)
-                    self._on_finished(binding)
-                    self.retire(binding)
+                self._finish(lane, frame.binding_id, frame.result, frame.measured)
             case m.Signalled():
                 signalled = lane.bindings.get(frame.binding_id)
                 if signalled is not None and self._relay.is_active:
@@ -302,7 +304,7 @@ class Loop:
                 if dropped is not None:
                     dropped.keep_answer(None)
                     dropped.complete()
-                    self.retire(dropped)
+                    lane.retire(dropped)
             case m.Started() | m.StartFailed():
                 started = lane.bindings.get(frame.binding_id)
                 if started is not None:
@@ -320,10 +322,18 @@ class Loop:
                 lane.state = "running"
                 lane.ready.set()
 
-    def retire(self, binding: AsyncBinding) -> None:
-        """Lets the ring go a moment later: whoever waits for the result wants the interpreter first."""
-        if binding.lane.retire(binding):
-            self.after(_RETIRE_S, binding.lane.let_retired_go)
+    def _finish(
+        self, lane: Lane, binding_id: int, result: bytes | ProbeResult, measured: bytes | Sequence[int]
+    ) -> None:
+        """A binding is over. Called on this thread for a frame, and on the waiter's for a last word."""
+        binding = lane.forget(binding_id)
+        if binding is None:
+            return
+        if measured:
+            self._measures.add_point(self._measures.meter_of(binding.plan.point), measured)
+        binding.keep_answer(result)
+        self._on_finished(binding)
+        binding.lane.retire(binding)
 
     # ---- hung probes -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -131,9 +131,9 @@ class Measures:
             self._by_point[id(point)] = (point, meter)
         return meter
 
-    def add_point(self, meter: SharedMeter, taken: bytes) -> None:
-        """Adds what a worker measured of a point; what has the wrong size is logged and left out."""
-        if len(taken) == 8 * POINT_WORDS:
+    def add_point(self, meter: SharedMeter, taken: bytes | Sequence[int]) -> None:
+        """Adds what a worker measured of a point, as bytes or words; what has the wrong size is logged and left out."""
+        if len(taken) == (8 * POINT_WORDS if isinstance(taken, bytes) else POINT_WORDS):
             meter.add(taken)
         elif taken:
             _log_nonsense("a point", taken, POINT_WORDS)
@@ -232,5 +232,6 @@ def _cut(label: str) -> str:
     return label[:LABEL_CHARACTERS_MAX].encode("utf-8", "replace").decode()
 
 
-def _log_nonsense(what: str, taken: bytes, word_count: int) -> None:
-    _logger.error("a worker measured %d bytes for %s, expected %d", len(taken), what, 8 * word_count)
+def _log_nonsense(what: str, taken: bytes | Sequence[int], word_count: int) -> None:
+    found = len(taken) // 8 if isinstance(taken, bytes) else len(taken)
+    _logger.error("a worker measured %d words for %s, expected %d", found, what, word_count)

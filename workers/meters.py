@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 from undercurrent.core import ProbeAction, ProbeSignal
@@ -148,15 +149,15 @@ class SharedMeter:
     def __init__(self, word_count: int) -> None:
         self._lock = threading.Lock()
         self._words = [0] * word_count  # guarded by _lock
-        self._pending: list[bytes] = []  # what `add` was given and nobody has asked for; guarded by _lock
+        self._pending: list[Sequence[int]] = []  # what `add` was given and nobody has asked for; guarded by _lock
 
-    def add(self, taken: bytes) -> None:
-        """Adds what a meter's `take` returned to as many words at the beginning.
+    def add(self, taken: bytes | Sequence[int]) -> None:
+        """Adds what a meter's `take` returned, or the same as numbers, to as many words at the beginning.
 
         That happens when somebody reads or much has come together: who adds is about to hand a result to its caller.
         """
         with self._lock:
-            self._pending.append(taken)
+            self._pending.append(array("Q", taken) if isinstance(taken, bytes) else taken)
             if len(self._pending) >= _PENDING_MAX:
                 self._add_pending()
 
@@ -185,7 +186,7 @@ class SharedMeter:
 
     def _add_pending(self) -> None:
         # Python's integers have no end: what a worker says can make no sum wrap or raise.
-        columns = zip(self._words, *(array("Q", taken) for taken in self._pending), strict=False)
+        columns = zip(self._words, *self._pending, strict=False)
         added = list(map(sum, columns))
         self._words[: len(added)] = added
         self._pending = []

@@ -37,7 +37,8 @@ class Outlets:
         self._is_pickle_allowed = is_pickle_allowed
         self._sinks: list[Any] = []
         self._meters: list[tuple[SinkMeter, SinkCounts]] = []  # of each sink
-        self._is_relaying = False
+        self.is_relaying = False
+        """Whether sink objects of the engine's process want every signal and result as frames."""
         self._frames: list[m.Frame] = []
 
     def set_sinks(self, sinks: Sequence[Any], is_relaying: bool) -> None:
@@ -45,7 +46,7 @@ class Outlets:
         self._close_sinks()
         self._sinks = list(sinks)
         self._meters = [(SinkMeter(), SinkCounts(sink)) for sink in self._sinks]
-        self._is_relaying = is_relaying
+        self.is_relaying = is_relaying
         for sink in self._sinks:
             self._guarded(sink, "begin_batch")
 
@@ -72,7 +73,7 @@ class Outlets:
                 self._write(index, "write_signal_record", record)
             else:
                 self._write(index, "write_signal", binding.request_id, binding.point.name, signal)
-        if self._is_relaying:
+        if self.is_relaying:
             self._frames.append(
                 m.Signalled(
                     binding.binding_id,

@@ -53,10 +53,12 @@ class Pool:
             busy = {binding.worker_key for lane in self.lanes for binding in list(lane.bindings.values())}
             self._by_key = {k: lane for k, lane in self._by_key.items() if k[0] in busy}
         if len(self.lanes) < self._lane_count_max:
-            lane = Lane(f"uc-{len(self.lanes)}-{plan.point.name}"[:40], self._budget, self._loop.note_unsent)
+            name = f"uc-{len(self.lanes)}-{plan.point.name}"[:40]
+            lane = Lane(name, self._budget, self._loop.note_unsent, self._loop.note_retired)
             lane.threads = plan.point.threads or 1
             lane.needs_gpu = bool(plan.point.gpu)
             lane.loads_torch = self.loads_torch
+            lane.last_words = self._loop.last_words
             lane.set_sinks(self.sinks)
             self.lanes = [*self.lanes, lane]
             start(lane)

@@ -20,6 +20,7 @@ from undercurrent.core import (
     ProbeSignal,
     RequestContext,
 )
+from undercurrent.core.coverage import describe_whole
 from undercurrent.ipc import Batch, ConsumerRing
 from undercurrent.ipc.layout import HAND_COUNT
 from undercurrent.spec import ExtractionPoint, SampleBy
@@ -135,6 +136,8 @@ class ServedBinding:
         Raises:
             RingCorruptError: the ring holds nonsense; the binding cannot go on.
         """
+        if self.drain_until is None:
+            self.drain_until = self.ring.asked_until
         while True:
             if self._is_past_drain():
                 if self.ring.statistics().waiting:
@@ -166,7 +169,9 @@ class ServedBinding:
         """Calls `on_end` and returns the result with its coverage; never raises."""
         result = self._final_result()
         metadata = dict(result.metadata) if isinstance(result.metadata, dict) else {"metadata": result.metadata}
-        metadata["coverage"] = self.coverage().to_dict()
+        whole_count = None if self._reasons or self.errors or self._restarts else self.ring.whole_count()
+        covered = self.coverage().to_dict() if whole_count is None else describe_whole(whole_count)
+        metadata["coverage"] = covered
         result.metadata = metadata
         return result
 
@@ -185,6 +190,14 @@ class ServedBinding:
             restarts=self._restarts,
             reasons=reasons,
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the verdict is due: after `serve` has said that nothing is left."""
+        if self.is_ending:
+            return True
+        # A ring that was empty a moment ago may have got its last record, and its end, since.
+        return (self.ring.at_end or self._is_past_drain()) and self.ring.asked_until is not None
 
     def _is_past_drain(self) -> bool:
         return self.drain_until is not None and time.monotonic() >= self.drain_until

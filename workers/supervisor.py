@@ -18,7 +18,7 @@ from undercurrent.errors import ProbingValueError, RouterError, WorkerError
 from undercurrent.ipc import MemoryBudget
 from undercurrent.workers import messages as m
 from undercurrent.workers.binding import AsyncBinding
-from undercurrent.workers.frames import encode_value
+from undercurrent.workers.contexts import encode_context
 from undercurrent.workers.guards import Guards
 from undercurrent.workers.health import PointHealths, restart_delay_s
 from undercurrent.workers.lane import Lane, Opening
@@ -130,7 +130,7 @@ class Supervisor:
         for plan, (point, point_id) in zip(plans, packed, strict=True):
             context = contexts.get(id(plan.context))
             if context is None:
-                context = contexts[id(plan.context)] = encode_value(plan.context, pickle_allowed=True)
+                context = contexts[id(plan.context)] = encode_context(plan.request_id, plan.context)
             is_served = not self._healths.is_suspended(point.worker_key)
             self._loop.expect_calls_of(plan)
             opening = Opening(next(self._numbers), plan, point, point_id, context, is_served)
@@ -228,6 +228,7 @@ class Supervisor:
             self._page.close()
             self._spawner.close(time.monotonic() + 5.0)
         for lane in self._all_lanes():
+            lane.look_for_last_words()
             for binding in list(lane.bindings.values()):
                 lane.forget(binding.binding_id)
                 self._close_unserved([binding], "unseen")
@@ -280,6 +281,8 @@ class Supervisor:
         self._refresh_page()
 
     def _refresh_page(self) -> None:
+        for lane in self._all_lanes():
+            lane.let_retired_go()
         self._loop.after(self._page.refresh(self._all_lanes()), self._refresh_page)
 
     def _note_spawned(self, lane: Lane, process: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Final
 
 from undercurrent.core import ProbeResult, ProbeSignal, RequestContext
 
+PLAIN_TYPES: Final[frozenset[type]] = frozenset({type(None), bool, int, float, str, bytes})
+"""What msgpack writes as it is, but for integers and text that do not fit."""
 BIG_INT: Final = 1
 TUPLE: Final = 2
 SET: Final = 3

@@ -34,7 +34,6 @@ _encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _CACHED_CLASSES_MAX = 1024
 
-_PLAIN_TYPES: frozenset[type] = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBER_TYPES: frozenset[type] = frozenset({bool, int, float})
 # Types that stay plain when some int or text of the value turned out not to fit.
 _CAREFUL = frozenset({int, str})
@@ -54,7 +53,9 @@ class _Writer:
 
     __slots__ = ("_depth", "_handlers", "_is_pickle_allowed", "_nodes_left", "_plain")
 
-    def __init__(self, *, is_pickle_allowed: bool, is_careful: bool, plain: frozenset[type] = _PLAIN_TYPES) -> None:
+    def __init__(
+        self, *, is_pickle_allowed: bool, is_careful: bool, plain: frozenset[type] = codes.PLAIN_TYPES
+    ) -> None:
         self._is_pickle_allowed = is_pickle_allowed
         self._plain = plain - _CAREFUL if is_careful else plain
         self._handlers = _NUMBER_HANDLERS if plain is _NUMBER_TYPES else _HANDLERS
@@ -138,7 +139,7 @@ def encode_value(value: Any, *, pickle_allowed: bool) -> bytes:
     Raises:
         ValuePathError: a part cannot cross; the message names its path, as in `$.metadata['x'][3]`.
     """
-    return _encode_within(value, _PLAIN_TYPES, is_pickle_allowed=pickle_allowed)
+    return _encode_within(value, codes.PLAIN_TYPES, is_pickle_allowed=pickle_allowed)
 
 
 def encode_numbers(value: Any) -> bytes:

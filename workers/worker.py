@@ -19,7 +19,8 @@ from undercurrent.ipc import ConsumerLane
 from undercurrent.spec import ExtractionPoint
 from undercurrent.workers import messages as m
 from undercurrent.workers.channel import Channel, ChannelClosedError
-from undercurrent.workers.frames import decode_value
+from undercurrent.workers.contexts import decode_context
+from undercurrent.workers.last_words import BY_FRAME, PLAIN, VALUE, encode_plain, encode_value_word
 from undercurrent.workers.measures import PointKey
 from undercurrent.workers.meters import PointMeter
 from undercurrent.workers.outlets import Outlets
@@ -154,7 +155,7 @@ class Worker:
             generation=frame.binding_id,
         )
         try:
-            context = decode_value(frame.context, pickle_allowed=self._is_pickle_allowed)
+            context = decode_context(frame.request_id, frame.context, pickle_allowed=self._is_pickle_allowed)
         except BaseException as error:  # whatever unpickling a value of the user's raises
             factory, context = _RaisingFactory(error), RequestContext(frame.request_id, {}, None)
         binding = self.binding_type(
@@ -229,7 +230,7 @@ class Worker:
         """Serves one slice; True when records are left. Finishes a binding that is ending and drained."""
         try:
             has_more = binding.serve(time.monotonic_ns() + SLICE_NS)
-            if binding.is_ending and not has_more:
+            if not has_more and binding.is_over:
                 self._finish(binding)
             return has_more
         except RingError:
@@ -243,16 +244,31 @@ class Worker:
     def _finish(self, binding: ServedBinding) -> None:
         result = binding.finish()
         self.outlets.take_result(binding, result)
-        self._forget(binding)
         self.outlets.write_sinks()
+        measured = binding.meter.take()
+        self._let_go(binding)
+        ring = binding.ring
+        is_asked = ring.asked_until is not None
+        if is_asked and not self.outlets.is_relaying:
+            plain = encode_plain(result, measured)
+            if plain is not None and ring.answer_end(PLAIN, plain):
+                return
         encoded = self.outlets.encode_result(binding, result)
-        self.outlets.queue(m.Finished(binding.binding_id, encoded, binding.meter.take()))
+        if is_asked:
+            if not self.outlets.is_relaying and ring.answer_end(VALUE, encode_value_word(encoded, measured)):
+                return
+            ring.answer_end(BY_FRAME, b"")
+        ring.detach()
+        self.outlets.queue(m.Finished(binding.binding_id, encoded, measured))
 
     def _forget(self, binding: ServedBinding) -> None:
+        self._let_go(binding)
+        binding.ring.detach()
+
+    def _let_go(self, binding: ServedBinding) -> None:
         self._bindings.pop(binding.binding_id, None)
         if self._by_ring.get(binding.ring.ring_index) is binding:
             del self._by_ring[binding.ring.ring_index]
-        binding.ring.detach()
 
     # ---- measures ----------------------------------------------------------------------------------------------
 

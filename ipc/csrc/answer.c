@@ -1,4 +1,5 @@
-/* Answers: what the consumer says about one record, in a fixed cell that the producer waits on.
+/* Answers: what the consumer says about one record, or about the whole stream at its end, in a fixed
+ * cell that the producer waits on.
  *
  * One word publishes it. A cell is written again only after the next record was taken, and that is
  * published only when its producer has read the answer before it, or has given up on it; so an
@@ -15,13 +16,8 @@
 /* A consumer may be killed between storing an answer and waking the waiter: it looks again. */
 #define UC_ANSWER_SLICE_NS 10000000ull
 
-uc_status_t uc_answer_put(const uc_consumer_t *ring, uint64_t sequence, uint32_t kind,
-                          const void *bytes, uint32_t length)
+static void fill(const uc_consumer_t *ring, uint32_t kind, const void *bytes, uint32_t length)
 {
-    if (length > UC_ANSWER_BYTES_MAX)
-        return UC_TOO_LARGE;
-    if (ring->state != UC_READER_ATTACHED)
-        return UC_CLOSED;
     uc_answer_cell_t *cell = uc_lane_answer(ring->lane, ring->ring_index);
     UC_STEP("answer.begin");
     if (length > 0)
@@ -30,15 +26,43 @@ uc_status_t uc_answer_put(const uc_consumer_t *ring, uint64_t sequence, uint32_t
     uc_store_relaxed(&cell->length, length);
     uc_store_relaxed(&cell->kind, kind);
     UC_STEP("answer.filled");
-    uc_store_release(&cell->sequence, sequence); /* SYNC answer: all of the above comes first */
+}
+
+static void publish(const uc_consumer_t *ring, uint64_t sequence)
+{
+    uc_answer_cell_t *cell = uc_lane_answer(ring->lane, ring->ring_index);
+    uc_store_release(&cell->sequence, sequence); /* SYNC answer: what `fill` stored comes first */
     UC_STEP("answer.stored");
     uc_fence_park(); /* SYNC asker: the answer is visible before the flag is looked at */
     if (uc_load_relaxed(&cell->waiting) == 0 || uc_exchange_acq_rel(&cell->waiting, 0u) == 0)
-        return UC_OK;
+        return;
     uc_fetch_add_release(&cell->bell, 1u); /* SYNC bell */
     UC_STEP("answer.grown");
     uc_futex_wake(&cell->bell);
     UC_STEP("answer.woken");
+}
+
+uc_status_t uc_answer_put(const uc_consumer_t *ring, uint64_t sequence, uint32_t kind,
+                          const void *bytes, uint32_t length)
+{
+    if (length > UC_ANSWER_BYTES_MAX)
+        return UC_TOO_LARGE;
+    if (ring->state != UC_READER_ATTACHED)
+        return UC_CLOSED;
+    fill(ring, kind, bytes, length);
+    publish(ring, sequence);
+    return UC_OK;
+}
+
+uc_status_t uc_answer_end(uc_consumer_t *ring, uint32_t kind, const void *bytes, uint32_t length)
+{
+    if (length > UC_ANSWER_BYTES_MAX)
+        return UC_TOO_LARGE;
+    if (ring->state != UC_READER_ATTACHED)
+        return UC_CLOSED;
+    fill(ring, kind, bytes, length);
+    uc_consumer_detach(ring); /* SYNC reader: who sees the answer may take the ring's memory back */
+    publish(ring, UC_SEQUENCE_END);
     return UC_OK;
 }
 

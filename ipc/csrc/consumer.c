@@ -110,6 +110,15 @@ uc_status_t uc_consumer_attach(const uc_lane_t *lane, uint32_t ring_index, uint3
     return UC_OK;
 }
 
+bool uc_consumer_is_asked(const uc_consumer_t *ring, uint64_t *ret_drain_until_ns)
+{
+    const uc_ring_block_t *block = ring->block;
+    if (uc_load_acquire(&block->state) != UC_RING_CLOSED) /* SYNC state */
+        return false;
+    *ret_drain_until_ns = uc_load_relaxed(&block->drain_until_ns);
+    return uc_load_relaxed(&block->last_word_asked) == 1u;
+}
+
 void uc_consumer_detach(uc_consumer_t *ring)
 {
     if (ring->state != UC_READER_ATTACHED)

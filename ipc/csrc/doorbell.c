@@ -90,8 +90,13 @@ static void wake_sleeper(_Atomic uint32_t *sleep)
 void uc_doorbell_mail(const uc_lane_t *lane)
 {
     uc_fetch_add_release(&uc_lane_doorbell(lane)->mail, 1u); /* SYNC mail */
-    /* SYNC sleep: also when the kernel has no barrier for the light fence. A frame is rare and
-     * somebody waits for its answer, so a nap is ended too. */
+    (void)uc_doorbell_wake(lane);
+}
+
+void uc_doorbell_rouse(const uc_lane_t *lane)
+{
+    /* SYNC sleep: also when the kernel has no barrier for the light fence. Somebody waits, so a nap
+     * is ended too. */
     uc_fence_park();
     wake_sleeper(&uc_lane_doorbell(lane)->sleep);
 }

@@ -24,7 +24,7 @@
 #define UC_MAGIC 0x0031454e414c4355ull /* "UCLANE1\0" read as a little-endian u64 */
 #define UC_BYTE_ORDER 0x01020304u
 #define UC_VERSION_MAJOR 2u
-#define UC_VERSION_MINOR 0u
+#define UC_VERSION_MINOR 1u
 
 #define UC_HEADER_BYTES 4096u
 #define UC_LINE_BYTES 128u     /* two cache lines: adjacent-line prefetch would couple them */
@@ -252,12 +252,14 @@ typedef struct {
     /* line 2: the producer's, rarely written, read by the consumer */
     _Atomic uint32_t state;            /* 256 UC_RING_… */
     _Atomic uint32_t producer_waiting; /* 260 the producer sleeps, or is about to, on room */
-    uint8_t pad2[120];
+    _Atomic uint64_t drain_until_ns; /* 264 CLOCK_MONOTONIC after which waiting records are left */
+    _Atomic uint32_t last_word_asked; /* 272 1: the end is answered in the ring's answer cell */
+    uint8_t pad2[108];
     /* line 3: the consumer's */
-    _Atomic uint64_t consumed;     /* 384 records whose handling has ended */
-    _Atomic uint32_t room;         /* 392 futex; grows when room was made for a waiter */
+    _Atomic uint64_t consumed; /* 384 records whose handling has ended */
+    _Atomic uint32_t room; /* 392 futex; grows when room was made for a waiter */
     _Atomic uint32_t reader_state; /* 396 UC_READER_… */
-    _Atomic uint64_t user[4];      /* 400 counters of the consumer's own meaning; opaque here */
+    _Atomic uint64_t user[4]; /* 400 counters of the consumer's own meaning; opaque here */
     uint8_t pad3[80];
 } uc_ring_block_t;
 _Static_assert(sizeof(uc_ring_block_t) == 512, "ring block");
@@ -266,16 +268,19 @@ _Static_assert(offsetof(uc_ring_block_t, state) == 256, "ring block");
 _Static_assert(offsetof(uc_ring_block_t, consumed) == 384, "ring block");
 
 /* ---- control: one answer -----------------------------------------------------------------------
- * What the consumer says about the record it took last, for a producer that waits. One cell per
- * ring; only rings whose producer asks for answers have theirs committed. `sequence` and
- * `generation` together name the record, so that a late answer is nobody else's. */
+ * What the consumer says about the record it took last, or about the whole stream at its end, for a
+ * producer that waits. One cell per ring. `sequence` and `generation` together name what is
+ * answered, so that a late answer is nobody else's. */
+#define UC_SEQUENCE_END \
+    UINT64_MAX /* the end of the stream, where a record's position would stand */
+
 typedef struct {
     /* line 0: the consumer's; the bytes and line 0 come first, then sequence */
-    _Atomic uint64_t sequence;   /*   0 position of the record that is answered, 0: none yet */
+    _Atomic uint64_t sequence; /*   0 position of the record that is answered, 0: none yet */
     _Atomic uint64_t generation; /*   8 of the record's ring */
-    _Atomic uint32_t length;     /*  16 bytes of the answer, at most UC_ANSWER_BYTES_MAX */
-    _Atomic uint32_t kind;       /*  20 how to read them; opaque here */
-    _Atomic uint32_t bell;       /*  24 futex; grows when an answer came for a waiter */
+    _Atomic uint32_t length; /*  16 bytes of the answer, at most UC_ANSWER_BYTES_MAX */
+    _Atomic uint32_t kind; /*  20 how to read them; opaque here */
+    _Atomic uint32_t bell; /*  24 futex; grows when an answer came for a waiter */
     uint8_t pad0[100];
     /* line 1: the producer's */
     _Atomic uint32_t waiting; /* 128 the producer sleeps, or is about to, on bell */
@@ -291,21 +296,21 @@ enum { UC_FLAG_IS_GENERATED = 1 };
 enum { UC_DTYPE_OPAQUE = 255 }; /* dtype_code of bytes without a type; dtype_bits is 8 */
 
 typedef struct {
-    uint64_t sequence;     /*   0 the record's 64-bit position */
-    uint64_t generation;   /*   8 the ring's generation */
-    uint32_t length;       /*  16 payload bytes */
-    uint8_t kind;          /*  20 what to rebuild; opaque here */
-    uint8_t dtype_code;    /*  21 DLPack's code: 0 int 1 uint 2 float 4 bfloat 5 complex 6 bool */
-    uint8_t dtype_bits;    /*  22 bits of one element */
-    uint8_t ndim;          /*  23 0..4; opaque bytes have 1 */
-    uint32_t shape[4];     /*  24 unused dimensions are 0 */
-    int64_t token_pos;     /*  40 */
-    int32_t layer;         /*  48 */
-    uint32_t flags;        /*  52 bit 0: is_generated */
-    double timestamp;      /*  56 wall clock, seconds */
+    uint64_t sequence; /*   0 the record's 64-bit position */
+    uint64_t generation; /*   8 the ring's generation */
+    uint32_t length; /*  16 payload bytes */
+    uint8_t kind; /*  20 what to rebuild; opaque here */
+    uint8_t dtype_code; /*  21 DLPack's code: 0 int 1 uint 2 float 4 bfloat 5 complex 6 bool */
+    uint8_t dtype_bits; /*  22 bits of one element */
+    uint8_t ndim; /*  23 0..4; opaque bytes have 1 */
+    uint32_t shape[4]; /*  24 unused dimensions are 0 */
+    int64_t token_pos; /*  40 */
+    int32_t layer; /*  48 */
+    uint32_t flags; /*  52 bit 0: is_generated */
+    double timestamp; /*  56 wall clock, seconds */
     uint64_t monotonic_ns; /*  64 CLOCK_MONOTONIC at publication */
-    uint8_t trace[16];     /*  72 */
-    uint8_t reserved[40];  /*  88 0 */
+    uint8_t trace[16]; /*  72 */
+    uint8_t reserved[40]; /*  88 0 */
 } uc_slot_header_t;
 _Static_assert(sizeof(uc_slot_header_t) == UC_SLOT_HEADER_BYTES, "slot header");
 _Static_assert(offsetof(uc_slot_header_t, timestamp) == 56, "slot header");

@@ -104,21 +104,47 @@ const char uc_answer_doc[] =
     "cell holds,\n"
     "or the ring was detached. Wakes the producer where it waits.";
 
+/* Answers with `kind` and `data`, a bytes object; at UC_SEQUENCE_END it is the last word. */
+static PyObject *put_answer(uc_consumer_ring_t *self, unsigned long long sequence, PyObject *kind,
+                            PyObject *data)
+{
+    unsigned long number = PyLong_AsUnsignedLong(kind);
+    char *bytes = NULL;
+    Py_ssize_t length = 0;
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(data, &bytes, &length) != 0)
+        return NULL;
+    if (!self->lane->mapping.is_open || length > (Py_ssize_t)UC_ANSWER_BYTES_MAX)
+        Py_RETURN_FALSE;
+    uc_status_t status =
+        sequence == UC_SEQUENCE_END
+            ? uc_answer_end(&self->ring, (uint32_t)number, bytes, (uint32_t)length)
+            : uc_answer_put(&self->ring, sequence, (uint32_t)number, bytes, (uint32_t)length);
+    return PyBool_FromLong(status == UC_OK);
+}
+
 PyObject *uc_py_answer(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
-    uc_consumer_ring_t *self = (uc_consumer_ring_t *)op;
     if (nargs != 3) {
         PyErr_SetString(PyExc_TypeError, "answer() takes (sequence, kind, data)");
         return NULL;
     }
     unsigned long long sequence = PyLong_AsUnsignedLongLong(args[0]);
-    unsigned long kind = PyLong_AsUnsignedLong(args[1]);
-    char *bytes = NULL;
-    Py_ssize_t length = 0;
-    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[2], &bytes, &length) != 0)
+    if (PyErr_Occurred())
         return NULL;
-    if (!self->lane->mapping.is_open || length > (Py_ssize_t)UC_ANSWER_BYTES_MAX)
-        Py_RETURN_FALSE;
-    return PyBool_FromLong(
-        uc_answer_put(&self->ring, sequence, (uint32_t)kind, bytes, (uint32_t)length) == UC_OK);
+    return put_answer((uc_consumer_ring_t *)op, sequence, args[1], args[2]);
+}
+
+const char uc_answer_end_doc[] =
+    "answer_end($self, kind, data, /)\n--\n\n"
+    "Says the last word that `asked_until` asks for, and detaches; False, and still attached, when "
+    "`data`\n"
+    "is longer than a cell holds.";
+
+PyObject *uc_py_answer_end(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "answer_end() takes (kind, data)");
+        return NULL;
+    }
+    return put_answer((uc_consumer_ring_t *)op, UC_SEQUENCE_END, args[0], args[1]);
 }

@@ -453,6 +453,16 @@ static PyObject *ring_detach(PyObject *op, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
+static PyObject *ring_asked_until(PyObject *op, void *closure)
+{
+    (void)closure;
+    const uc_consumer_ring_t *self = (uc_consumer_ring_t *)op;
+    uint64_t drain_until_ns = 0;
+    if (!self->lane->mapping.is_open || !uc_consumer_is_asked(&self->ring, &drain_until_ns))
+        Py_RETURN_NONE;
+    return PyFloat_FromDouble((double)drain_until_ns / 1e9);
+}
+
 static PyObject *ring_set_user(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     uc_consumer_ring_t *self = (uc_consumer_ring_t *)op;
@@ -518,6 +528,7 @@ static PyMethodDef ring_methods[] = {
      "detach($self, /)\n--\n\nLets go of the ring: the producer may take its memory back. "
      "Idempotent."},
     {"answer", UC_METHOD(uc_py_answer), METH_FASTCALL, uc_answer_doc},
+    {"answer_end", UC_METHOD(uc_py_answer_end), METH_FASTCALL, uc_answer_end_doc},
     {"set_user", UC_METHOD(ring_set_user), METH_FASTCALL,
      "set_user($self, index, value, /)\n--\n\nStores one of four counters whose meaning is the "
      "consumer's "
@@ -530,6 +541,11 @@ static PyMethodDef ring_methods[] = {
 static PyGetSetDef ring_getset[] = {
     {"at_end", ring_get, NULL, "Closed by the producer, or the producer is gone; and drained.",
      (void *)0},
+    {"asked_until", ring_asked_until, NULL,
+     "None, or until when (CLOCK_MONOTONIC, seconds) what waits is to be looked at: the producer "
+     "ended the\n"
+     "ring and waits for `answer_end`.",
+     NULL},
     {"ring_index", ring_get, NULL, "Which of the lane's rings this is.", (void *)1},
     {"generation", ring_get, NULL, "Names this use of the ring.", (void *)2},
     {"queue_depth", ring_get, NULL, "Records that may wait.", (void *)3},

@@ -297,6 +297,33 @@ static PyObject *ring_close_core(PyObject *op, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
+static PyObject *ring_end(PyObject *op, PyObject *drain_until)
+{
+    uc_producer_ring_t *self = (uc_producer_ring_t *)op;
+    double drain_until_s = PyFloat_AsDouble(drain_until);
+    if (PyErr_Occurred())
+        return NULL;
+    uint64_t drain_until_ns =
+        drain_until_s > 1e9 ? UINT64_MAX : (uint64_t)(drain_until_s > 0 ? drain_until_s * 1e9 : 0);
+    if (!is_open(self) || !uc_producer_end(&self->ring, drain_until_ns))
+        Py_RETURN_FALSE;
+    uc_room_interrupt(&self->ring);
+    const uc_lane_t *lane = &self->lane->mapping.lane;
+    uc_doorbell_announce(lane, self->ring.ring_index);
+    /* The waiter spins only for a consumer that is awake. */
+    self->was_consumer_parked = uc_load_relaxed(&uc_lane_doorbell(lane)->sleep) != UC_AWAKE;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *ring_waive_last_word(PyObject *op, PyObject *ignored)
+{
+    (void)ignored;
+    const uc_producer_ring_t *self = (uc_producer_ring_t *)op;
+    if (is_open(self))
+        uc_producer_waive_last_word(&self->ring);
+    Py_RETURN_NONE;
+}
+
 static PyObject *ring_counts(PyObject *op, PyObject *ignored)
 {
     (void)ignored;
@@ -425,6 +452,15 @@ static PyMethodDef ring_methods[] = {
     {"last_answered", uc_py_last_answered, METH_NOARGS,
      "last_answered($self, /)\n--\n\nPosition of the record that was answered last, 0 for none."},
     {"_refuse", ring_refuse, METH_O, "_refuse($self, refusal, /)\n--\n\nCounts a refused record."},
+    {"end", ring_end, METH_O,
+     "end($self, drain_until_s, /)\n--\n\nCloses, and asks the consumer for a last word, for "
+     "which\n"
+     "`await_answer(SEQUENCE_END, …)` waits. What waits after drain_until_s (CLOCK_MONOTONIC) "
+     "need\n"
+     "not be looked at. Wakes nobody: `ProducerLane.rouse` does. False when the ring is not open."},
+    {"waive_last_word", ring_waive_last_word, METH_NOARGS,
+     "waive_last_word($self, /)\n--\n\nTakes the question of `end` back, while there is no "
+     "consumer."},
     {"_close", ring_close_core, METH_NOARGS,
      "_close($self, /)\n--\n\nNo more records; wakes both sides."},
     {"_counts", ring_counts, METH_NOARGS,

@@ -200,6 +200,15 @@ static PyObject *lane_ring_mail(PyObject *op, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
+static PyObject *lane_rouse(PyObject *op, PyObject *ignored)
+{
+    (void)ignored;
+    uc_producer_lane_t *self = (uc_producer_lane_t *)op;
+    if (self->mapping.is_open)
+        uc_doorbell_rouse(&self->mapping.lane);
+    Py_RETURN_NONE;
+}
+
 static PyObject *lane_sleep_state(PyObject *op, PyObject *ignored)
 {
     (void)ignored;
@@ -418,6 +427,8 @@ static PyMethodDef lane_methods[] = {
     {"ring_mail", lane_ring_mail, METH_NOARGS,
      "ring_mail($self, /)\n--\n\nTells the consumer that a socket frame was sent, waking it if "
      "parked."},
+    {"rouse", lane_rouse, METH_NOARGS,
+     "rouse($self, /)\n--\n\nWakes the consumer from a nap, too: somebody waits for it."},
     {"publish_rows", UC_METHOD(lane_publish_rows), METH_FASTCALL, publish_rows_doc},
     {NULL, NULL, 0, NULL},
 };

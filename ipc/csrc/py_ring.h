@@ -157,10 +157,12 @@ void uc_batch_finish(uc_batch_t *batch);
 /* ---- answers (py_answer.c): methods of both rings --------------------------------------------- */
 extern const char uc_await_answer_doc[];
 extern const char uc_answer_doc[];
+extern const char uc_answer_end_doc[];
 PyObject *uc_py_await_answer(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
 PyObject *uc_py_interrupt_answer(PyObject *ring, PyObject *ignored);
 PyObject *uc_py_last_answered(PyObject *ring, PyObject *ignored);
 PyObject *uc_py_answer(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
+PyObject *uc_py_answer_end(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
 
 /* ---- specs of the types, for module.c ------------------------------------------------------- */
 extern PyType_Spec uc_producer_lane_spec;

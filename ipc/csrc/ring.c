@@ -99,6 +99,7 @@ uc_status_t uc_producer_open(const uc_lane_t *lane, uint32_t ring_index, uint32_
     for (size_t i = 0; i < 4; i++)
         uc_store_relaxed(&block->user[i], 0);
     uc_store_relaxed(&block->producer_waiting, 0);
+    uc_store_relaxed(&block->last_word_asked, 0);
     uc_store_relaxed(&block->reader_state, UC_READER_NONE);
     UC_STEP("open.geometry");
     for (uint64_t position = start - queue_depth; position < start; position++) {
@@ -286,6 +287,21 @@ void uc_producer_close(uc_producer_t *ring)
     /* SYNC state: the last entry comes first; a consumer that reads CLOSED looks once more. */
     uc_store_release(&ring->block->state, UC_RING_CLOSED);
     UC_STEP("close.stored");
+}
+
+bool uc_producer_end(uc_producer_t *ring, uint64_t drain_until_ns)
+{
+    if (ring->state != UC_RING_OPEN)
+        return false;
+    uc_store_relaxed(&ring->block->drain_until_ns, drain_until_ns);
+    uc_store_relaxed(&ring->block->last_word_asked, 1u);
+    uc_producer_close(ring); /* SYNC state: whoever reads CLOSED reads what is asked for */
+    return true;
+}
+
+void uc_producer_waive_last_word(const uc_producer_t *ring)
+{
+    uc_store_relaxed(&ring->block->last_word_asked, 0u);
 }
 
 /* ---- counters ------------------------------------------------------------------------------- */

@@ -201,6 +201,13 @@ void uc_producer_refuse(uc_producer_t *ring, uc_refusal_t refusal);
 /* No more records; the consumer drains what waits and meets its end. Idempotent, wait-free. */
 void uc_producer_close(uc_producer_t *ring);
 
+/* Closes, and asks for a last word in the ring's answer cell: what waits after drain_until_ns
+ * (CLOCK_MONOTONIC) need not be looked at. False when the ring is not open. Wait-free. */
+bool uc_producer_end(uc_producer_t *ring, uint64_t drain_until_ns);
+
+/* Takes the question back, while no consumer can answer it: the next one is asked another way. */
+void uc_producer_waive_last_word(const uc_producer_t *ring);
+
 /* Counters as the producer knows them, waiting and consumed from shared memory. Exact at rest. */
 uc_status_t uc_producer_count(uc_producer_t *ring, uc_counts_t *ret_counts);
 
@@ -278,6 +285,10 @@ void uc_consumer_consume(uc_consumer_t *ring, uint32_t count);
 /* One of the consumer's own counters; index < 4. One store. */
 void uc_consumer_set_user(uc_consumer_t *ring, uint32_t index, uint64_t value);
 
+/* Whether the producer closed the ring and asked for a last word, and until when what waits is to
+ * be looked at. Wait-free. */
+bool uc_consumer_is_asked(const uc_consumer_t *ring, uint64_t *ret_drain_until_ns);
+
 /* The consumer lets go; its slots in hand must have been put back by the caller. Idempotent. */
 void uc_consumer_detach(uc_consumer_t *ring);
 
@@ -322,8 +333,12 @@ void uc_doorbell_announce(const uc_lane_t *lane, uint32_t ring_index);
  * was parked. Producer, after announce; anyone, after mail. */
 bool uc_doorbell_wake(const uc_lane_t *lane);
 
-/* mail += 1, then wake. Producer's process. */
+/* mail += 1, then wake; a nap goes on to its end. Producer's process. */
 void uc_doorbell_mail(const uc_lane_t *lane);
+
+/* Wakes the consumer from a nap, too, as somebody waits for it. Producer's process, after announce
+ * or mail. */
+void uc_doorbell_rouse(const uc_lane_t *lane);
 
 /* The rings 64 * word_index … below ring_limit that have news since they were collected, or are
  * marked; both end with it. Consumer. */
@@ -376,7 +391,11 @@ typedef struct {
 uc_status_t uc_answer_put(const uc_consumer_t *ring, uint64_t sequence, uint32_t kind,
                           const void *bytes, uint32_t length);
 
-/* One look at the answer to the record at `sequence`: UC_OK, UC_EMPTY while it is not there,
+/* Says the last word about a stream, where uc_consumer_is_asked, and detaches. As uc_answer_put
+ * otherwise; when it is UC_TOO_LARGE the ring is still attached. */
+uc_status_t uc_answer_end(uc_consumer_t *ring, uint32_t kind, const void *bytes, uint32_t length);
+
+/* One look at the answer to the record at `sequence`, or UC_SEQUENCE_END: UC_OK, UC_EMPTY while it is not there,
  * UC_CORRUPT when its length is nonsense. Wait-free; producer. */
 uc_status_t uc_answer_look(const uc_producer_t *ring, uint64_t sequence, uc_answer_t *ret_answer);
 

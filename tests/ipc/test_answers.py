@@ -18,7 +18,7 @@ class Pair:
 
     def __init__(self, lane: ProducerLane) -> None:
         self.lane = lane
-        self.ring = lane.open_ring(queue_depth=1, policy=layout.DROP_OLDEST, generation=7, has_answers=True)
+        self.ring = lane.open_ring(queue_depth=1, policy=layout.DROP_OLDEST, generation=7)
         self.consumer = ConsumerLane(lane.control_fd, lane.payload_fd)
         self.reader: ConsumerRing = attach(self.consumer, self.ring)
 
@@ -81,7 +81,7 @@ def test_an_earlier_ring_in_the_same_place_answers_nobody(pair: Pair) -> None:
     pair.answer(1, b"of the ring before")
     pair.reader.detach()
     pair.ring.release()
-    again = pair.lane.open_ring(queue_depth=1, policy=layout.DROP_OLDEST, generation=8, has_answers=True)
+    again = pair.lane.open_ring(queue_depth=1, policy=layout.DROP_OLDEST, generation=8)
 
     assert (again.ring_index, again.next_position) == (pair.ring.ring_index, position)
     assert again.last_answered() == 0

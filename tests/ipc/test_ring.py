@@ -7,7 +7,7 @@ import threading
 import pytest
 from ipc_rig import headers_of, payloads_of, rig
 
-from undercurrent.errors import RingCorruptError, RingError
+from undercurrent.errors import RingCorruptError, RingError, RingMemoryError
 from undercurrent.ipc import layout
 
 
@@ -231,14 +231,28 @@ def test_released_ring_block_is_used_again_by_another_generation() -> None:
         both.publish(b"old")
         both.reader.detach()
         both.ring.release()
-        again = both.lane.open_ring(queue_depth=3, policy=layout.DROP_OLDEST, generation=8)
+        again = both.lane.open_ring(queue_depth=2, policy=layout.DROP_OLDEST, generation=8)
         assert again.ring_index == both.ring.ring_index
-        reader = both.consumer.attach_ring(again.ring_index, queue_depth=3, policy=layout.DROP_OLDEST, generation=8)
+        reader = both.consumer.attach_ring(again.ring_index, queue_depth=2, policy=layout.DROP_OLDEST, generation=8)
         assert reader.take(1) is None
         assert both.ring.statistics().produced == 1
         assert again.statistics().produced == 0
         assert again.publish(b"new", 0, 0, 0, 0, 0.0) == layout.OK
         assert len(reader.take(1) or []) == 1
+
+
+def test_released_rings_of_one_depth_make_room_for_another() -> None:
+    with rig(depth=2) as both:
+        for depth in (3, 4, 3):
+            rings = [
+                both.lane.open_ring(queue_depth=depth, policy=layout.DROP_OLDEST, generation=8 + index)
+                for index in range(63)
+            ]
+            assert len({ring.ring_index for ring in rings}) == 63
+            with pytest.raises(RingMemoryError, match="the lane is full"):
+                both.lane.open_ring(queue_depth=1, policy=layout.DROP_OLDEST, generation=99)
+            for ring in rings:
+                ring.release()
 
 
 def test_user_counters_cross_and_start_at_zero() -> None:

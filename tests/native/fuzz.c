@@ -119,6 +119,8 @@ static void consume_some(int records)
     (void)uc_doorbell_collect(&rig.consumer, &own.sleeper, 0);
     (void)count_answer(uc_doorbell_wait(&rig.consumer, &own.sleeper, 0));
     uc_room_signal(&consumer);
+    uint64_t until_ns;
+    (void)uc_consumer_is_asked(&consumer, &until_ns);
     if (consumer.state == UC_READER_CORRUPT)
         is_attached = false;
 }

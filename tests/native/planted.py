@@ -104,6 +104,14 @@ EDITS = (
         program="test_answers",
     ),
     PlantedEdit(
+        "a last word is said before the consumer has let go",
+        "answer.c",
+        "    uc_consumer_detach(ring); /* SYNC reader: who sees the answer may take the ring's memory back */\n"
+        "    publish(ring, UC_SEQUENCE_END);",
+        "    publish(ring, UC_SEQUENCE_END);\n    uc_consumer_detach(ring);",
+        program="test_answers",
+    ),
+    PlantedEdit(
         "a waiter's bell does not ring",
         "answer.c",
         '    uc_fetch_add_release(&cell->bell, 1u); /* SYNC bell */\n    UC_STEP("answer.grown");',

@@ -119,6 +119,71 @@ static void a_kill_at_any_step_leaves_a_whole_answer_or_none(void)
     }
 }
 
+/* ---- the last word ------------------------------------------------------------------------------- */
+
+static void a_last_word_is_asked_for_with_the_close(void)
+{
+    uc_producer_t producer;
+    uc_consumer_t consumer;
+    uc_answer_t answer;
+    static uint8_t bytes[UC_ANSWER_BYTES_MAX + 1];
+    uint64_t until_ns = 0;
+    open_pair(&producer, &consumer);
+    CHECK(!uc_consumer_is_asked(&consumer, &until_ns));
+    CHECK(uc_producer_end(&producer, 77));
+    CHECK(!uc_producer_end(&producer, 78));
+    CHECK(uc_consumer_is_asked(&consumer, &until_ns) && until_ns == 77);
+    uc_producer_waive_last_word(&producer);
+    CHECK(!uc_consumer_is_asked(&consumer, &until_ns));
+    CHECK_EQUAL(uc_answer_end(&consumer, 1, bytes, sizeof bytes), UC_TOO_LARGE);
+    CHECK_EQUAL(uc_load_relaxed(&consumer.block->reader_state), UC_READER_ATTACHED);
+    CHECK_EQUAL(uc_answer_end(&consumer, 2, "last", 4), UC_OK);
+    CHECK_EQUAL(uc_load_relaxed(&consumer.block->reader_state), UC_READER_DETACHED);
+    CHECK_EQUAL(uc_answer_end(&consumer, 3, "more", 4), UC_CLOSED);
+    CHECK_EQUAL(uc_answer_look(&producer, UC_SEQUENCE_END, &answer), UC_OK);
+    CHECK(answer.kind == 2 && answer.length == 4 && memcmp(answer.bytes, "last", 4) == 0);
+    rig_open(&rig, 1, UC_DROP_OLDEST, 1, &producer); /* the next ring in this block */
+    CHECK_EQUAL(uc_consumer_attach(&rig.consumer, 0, 1, UC_DROP_OLDEST, 7, &consumer), UC_OK);
+    uc_producer_close(&producer);
+    CHECK(!uc_consumer_is_asked(&consumer, &until_ns));
+    rig_free(&rig);
+}
+
+/* Whoever sees the word may take the ring's memory back: its consumer has let go before. */
+static void a_kill_at_any_step_leaves_a_last_word_of_a_detached_consumer_or_none(void)
+{
+    for (uint64_t step = 1; step <= ANSWER_STEPS; step++) {
+        uc_producer_t producer;
+        uc_consumer_t consumer;
+        uc_answer_t answer;
+        int status;
+        uint64_t until_ns;
+        open_pair(&producer, &consumer);
+        CHECK(uc_producer_end(&producer, 1));
+        uc_store_relaxed(&uc_lane_answer(&rig.consumer, 0)->waiting, 1u);
+        pid_t child = fork_bound();
+        if (child == 0) {
+            kill_at = step;
+            (void)uc_answer_end(&consumer, 3, "last", 4);
+            _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+        bool stored_before_kill = step >= STEP_STORED;
+        CHECK_EQUAL(uc_answer_look(&producer, UC_SEQUENCE_END, &answer),
+                    stored_before_kill ? UC_OK : UC_EMPTY);
+        uint32_t reader = uc_load_relaxed(&consumer.block->reader_state);
+        CHECK(reader == (stored_before_kill ? UC_READER_DETACHED : UC_READER_ATTACHED));
+        if (!stored_before_kill) {
+            uc_producer_waive_last_word(&producer);
+            CHECK_EQUAL(uc_producer_reap(&producer), UC_OK);
+            CHECK_EQUAL(uc_consumer_attach(&rig.consumer, 0, 1, UC_DROP_OLDEST, 7, &consumer),
+                        UC_OK);
+            CHECK(!uc_consumer_is_asked(&consumer, &until_ns)); /* its successor is asked by mail */
+        }
+        rig_free(&rig);
+    }
+}
+
 /* ---- both sides at once -------------------------------------------------------------------------- */
 
 typedef struct {
@@ -221,6 +286,8 @@ int main(int count, char **arguments)
     what_a_cell_cannot_hold_is_refused_and_nonsense_is_seen();
     a_waiter_is_woken_once_and_withdraws();
     a_kill_at_any_step_leaves_a_whole_answer_or_none();
+    a_last_word_is_asked_for_with_the_close();
+    a_kill_at_any_step_leaves_a_last_word_of_a_detached_consumer_or_none();
     every_answer_is_whole_and_its_own(&prng, count > 2 ? strtoull(arguments[2], NULL, 0) : 20000);
     puts("test_answers: ok");
     return 0;

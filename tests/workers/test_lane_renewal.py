@@ -13,7 +13,7 @@ from undercurrent.workers.transfer import pack_point
 
 
 def test_a_binding_dropped_while_no_worker_was_there_is_dropped_by_the_next() -> None:
-    lane = Lane("uc-test", MemoryBudget(1 << 28), lambda: None)
+    lane = Lane("uc-test", MemoryBudget(1 << 28), lambda: None, lambda lane: None)
     try:
         plans = [plan(probes.Recorder, request_id) for request_id in ("dropped", "kept")]
         openings = [

@@ -15,6 +15,7 @@ from undercurrent.router.sampling import mark_sampled, reads_every_record
 
 if TYPE_CHECKING:
     from undercurrent.workers import AsyncBinding
+    from undercurrent.workers.lane import Lane
 
 __all__ = ["EndListeners", "RequestEndListener", "collect_results", "tell_workers"]
 
@@ -26,17 +27,16 @@ RequestEndListener = Callable[[str, dict[str, ProbeResult]], None]
 
 def tell_workers(request: LiveRequest, deadline: float) -> None:
     """Tells every worker of `request` to give its verdict by `deadline`; waits for none, so that all drain at once."""
-    own: list[AsyncBinding] = []
+    by_lane: dict[Lane, list[AsyncBinding]] = {}
     for binding in request.worker_bindings().values():
         if isinstance(binding, ForkedBinding):
             binding.end(deadline)
-        else:
-            own.append(binding.guard if isinstance(binding, BoundedBinding) else binding)
-    if own:
-        # Imported here, as it needs shared memory; a binding means that it is loaded already.
-        from undercurrent.workers.binding import end_bindings
-
-        end_bindings(own, deadline)
+            continue
+        own = binding.guard if isinstance(binding, BoundedBinding) else binding
+        if own.is_own_process:
+            by_lane.setdefault(own.lane, []).append(own)
+    for lane, bindings in by_lane.items():
+        lane.end_bindings(bindings, deadline)
 
 
 def collect_results(request: LiveRequest, deadline: float) -> dict[str, ProbeResult]:

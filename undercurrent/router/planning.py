@@ -133,46 +133,46 @@ def plan_request(
 def _plan_point(request_id: str, point: ExtractionPoint, context: RequestContext, defaults: PointDefaults) -> Plan:
     factory = _resolve_factory(point, defaults.registry)
     key = (id(point), id(factory), id(defaults))
-    if key not in _checked:
+    checked = _checked.get(key)
+    if checked is None:
         _check_kinds(point, factory)
         _check_intervention(point, point.intervention or defaults.intervention)
         _check_fields(point)
+        is_async = point.execution_mode == ExecutionMode.ASYNC
         if len(_checked) >= _CHECKED_MAX:
             _checked.clear()
-        _checked[key] = (point, factory, defaults)
+        settings = _async_settings(point, defaults) if is_async else None
+        checked = _checked[key] = (point, factory, defaults, settings)
+    if checked[3] is not None:
+        return BindingPlan(request_id, point, factory, context, *checked[3])
     policy = point.intervention or defaults.intervention
     if point.execution_mode == ExecutionMode.INLINE and policy.mode == InterventionMode.BLOCK_UNTIL_SIGNAL:
         return _plan_bounded(request_id, point, factory, context, policy)
-    if point.execution_mode != ExecutionMode.ASYNC:
-        return InlinePlan(point, factory)
-    return _plan_async(request_id, point, factory, context, defaults)
+    return InlinePlan(point, factory)
 
+
+_AsyncSettings = tuple[int, OverflowPolicy, float | None, float, int]
+"""The fields of a `BindingPlan` behind `context`."""
 
 # Servers register the same few points for every request. The objects are kept beside their ids, so that an id names no
 # other object while its entry lives; all of them are frozen.
-_checked: dict[tuple[int, int, int], tuple[ExtractionPoint, ProbeFactory, PointDefaults]] = {}
+_checked: dict[tuple[int, int, int], tuple[ExtractionPoint, ProbeFactory, PointDefaults, _AsyncSettings | None]] = {}
 _CHECKED_MAX = 256
 
 
-def _plan_async(
-    request_id: str, point: ExtractionPoint, factory: ProbeFactory, context: RequestContext, defaults: PointDefaults
-) -> BindingPlan:
+def _async_settings(point: ExtractionPoint, defaults: PointDefaults) -> _AsyncSettings:
     queue_depth = defaults.queue_depth if point.queue_depth is None else point.queue_depth
     if point.batch is not None and point.batch > queue_depth:
         raise RouterError(
             f"extraction point {point.name!r}: `batch` must be from 1 to the queue's depth {queue_depth}, got "
             f"{point.batch!r}; remove it to use the most"
         )
-    return BindingPlan(
-        request_id=request_id,
-        point=point,
-        factory=factory,
-        context=context,
-        queue_depth=queue_depth,
-        overflow_policy=OverflowPolicy(point.overflow_policy or defaults.overflow_policy),
-        block_timeout_s=point.block_timeout_s,
-        probe_timeout_s=PROBE_TIMEOUT_S if point.probe_timeout_s is None else point.probe_timeout_s,
-        workers=point.workers,
+    return (
+        queue_depth,
+        OverflowPolicy(point.overflow_policy or defaults.overflow_policy),
+        point.block_timeout_s,
+        PROBE_TIMEOUT_S if point.probe_timeout_s is None else point.probe_timeout_s,
+        point.workers,
     )
 
 

@@ -45,8 +45,9 @@ def build_request(
     in_workers = worker_plans(kept)
     if in_workers:
         supervisor = supervision.get()
-        for plan in in_workers:
-            supervisor.check(plan)
+        if len(in_workers) < len(kept):
+            for plan in in_workers:
+                supervisor.check(plan)
     bindings: dict[str, Binding] = {}
     inline = [
         _spawn_inline(request_id, plan, context, supervision.outlet) for plan in kept if isinstance(plan, InlinePlan)
