@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from undercurrent.core import ProbeAction, ProbeSignal, RequestContext
 from undercurrent.engines.base import Generation, RowRouter
 from undercurrent.engines.capture import BatchCapture, CapturedRows, SequenceShape, TensorKey
-from undercurrent.errors import RouterError
-from undercurrent.router import RowEntry, RowsError
+from undercurrent.router import Router, RowEntry, RowsError
 
 __all__ = ["BatchRouting", "RequestOutcome", "opened_requests", "with_results"]
 
@@ -96,7 +94,7 @@ def opened_requests(
     """Registers the requests of a batch; ends them again if one is refused, or if the block raises.
 
     A block that ends well leaves them open, so that the caller has the text before the verdicts. Ctrl-C waits for no
-    verdict: the requests are ended on a thread.
+    verdict.
     """
     opened: list[str] = []
     try:
@@ -106,24 +104,13 @@ def opened_requests(
             router.register_request(sequence.request_id, sequence.points, context)
             opened.append(sequence.request_id)
         yield
-    except KeyboardInterrupt:
-        # A daemon, which owns nothing: a program that exits waits for no verdict either.
-        arguments = (router, opened)
-        threading.Thread(target=_end_interrupted, args=arguments, name="undercurrent-interrupted", daemon=True).start()
+    except BaseException as error:
+        for request_id in opened:
+            if isinstance(error, KeyboardInterrupt) and isinstance(router, Router):
+                router.end_request(request_id, timeout_s=0.0)
+            else:
+                router.end_request(request_id)
         raise
-    except BaseException:
-        _end_all(router, opened)
-        raise
-
-
-def _end_all(router: RowRouter, request_ids: Sequence[str]) -> None:
-    for request_id in request_ids:
-        router.end_request(request_id)
-
-
-def _end_interrupted(router: RowRouter, request_ids: Sequence[str]) -> None:
-    with suppress(RouterError):  # it was shut down meanwhile, and its requests with it
-        _end_all(router, request_ids)
 
 
 def with_results(generations: Sequence[Generation], router: RowRouter) -> list[Generation]:

@@ -307,7 +307,6 @@ class ProbedModel:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # Ctrl-C waits for no verdict: a slow probe would hold the program up for the router's `drain_timeout`.
         self._close(waits_for_results=not isinstance(exc, KeyboardInterrupt))
 
     # ---- within ----------------------------------------------------------------------------------------------------
@@ -324,10 +323,12 @@ class ProbedModel:
         # Asked again, for a call that had begun and was not yet running.
         while not self._calls.wait(_CANCEL_EVERY_S) and time.monotonic() < deadline:
             self._runner.cancel_all()
-        self._ender.close(wait=waits_for_results)
         self._engine = None
+        if self._owns_router and not waits_for_results:
+            self._router.shutdown(wait=False)  # ends what the ender's threads wait for: none may outlive the program
+        self._ender.close(wait=waits_for_results or self._owns_router)
         if self._owns_router:
-            self._router.shutdown(wait=waits_for_results)
+            self._router.shutdown(wait=True)
 
     def _feed(self) -> RowRouter:
         return self._runner.feed if isinstance(self._runner, BatchRunner) else self._router

@@ -108,9 +108,9 @@ class RequestHandle(_Handle):
         self._is_active = False
         self._has_ended = True
         # Ctrl-C waits for no verdict, and each result says so.
-        end = self._router._end_at_once if isinstance(exc, KeyboardInterrupt) else self._router.end_request
+        timeout_s = 0.0 if isinstance(exc, KeyboardInterrupt) else None
         try:
-            self._results = end(self._request_id)
+            self._results = self._router.end_request(self._request_id, timeout_s=timeout_s)
         except Exception as error:
             self._leave(exc, error)
 

@@ -178,17 +178,18 @@ class Router(ObservedRouter):
         """A context for all `route` calls of one decode step: each worker is woken at most once, at its end."""
         return Step(self._supervision.supervisor)
 
-    def end_request(self, request_id: str) -> dict[str, ProbeResult]:
+    def end_request(self, request_id: str, *, timeout_s: float | None = None) -> dict[str, ProbeResult]:
         """Ends a request and returns the result of every point, by name, in the order of registration.
 
-        Workers drain what waits, side by side, within `drain_timeout` for the whole request; inline points get their
-        `on_end` on this thread meanwhile. `metadata["coverage"]` of each result says what it is based on. Returns after
-        the signals and results of this request have reached the attached sinks, and the listeners were called.
+        Workers drain what waits, side by side, within `timeout_s` (None: `drain_timeout`) for the whole request; inline
+        points get their `on_end` on this thread meanwhile. `metadata["coverage"]` of each result says what it is based
+        on. Returns after the signals and results of this request have reached the attached sinks, within that time, and
+        the listeners were called.
 
         Raises:
             RouterError: the request is unknown, has ended, or is being ended by another thread.
         """
-        return self._finish(*self._take(request_id))
+        return self._finish(*self._take(request_id, timeout_s))
 
     def request(
         self,
@@ -298,14 +299,10 @@ class Router(ObservedRouter):
 
     # ---- within ----------------------------------------------------------------------------------------------------
 
-    def _end_at_once(self, request_id: str) -> dict[str, ProbeResult]:
-        """`end_request` that waits for no worker."""
-        return self._finish(*self._take(request_id, drain_timeout_s=0.0))
-
-    def _take(self, request_id: str, *, drain_timeout_s: float | None = None) -> tuple[LiveRequest, float]:
+    def _take(self, request_id: str, timeout_s: float | None = None) -> tuple[LiveRequest, float]:
         """Takes a request out of the table and tells its workers; returns it with its deadline."""
         request = self._table.take(request_id)
-        deadline = time.monotonic() + (self._drain_timeout_s if drain_timeout_s is None else drain_timeout_s)
+        deadline = time.monotonic() + (self._drain_timeout_s if timeout_s is None else timeout_s)
         tell_workers(request, deadline)
         return request, deadline
 
