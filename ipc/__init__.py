@@ -33,6 +33,8 @@ from undercurrent.ipc.ring import (
     ConsumerRing,
     ProducerLane,
     ProducerRing,
+    publish_rows,
+    register_arrays,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ __all__ = [
     "ProducerRing",
     "RingStatistics",
     "layout",
+    "publish_rows",
+    "register_arrays",
 ]
 
 

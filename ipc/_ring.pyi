@@ -7,6 +7,17 @@ def measure(
     ring_capacity: int, entry_count: int, payload_bytes: int, record_bytes_max: int, /
 ) -> tuple[int, int, int, int]: ...
 def class_facts(class_index: int, /) -> tuple[int, int, int]: ...
+def publish_rows(
+    rows: object,
+    kind: int,
+    layer: int,
+    timestamp: float,
+    targets: dict[Any, Any],
+    tail: tuple[Any, ...],
+    entries: Sequence[Any],
+    /,
+) -> list[int]: ...
+def register_arrays(samples: list[Any], /) -> bool: ...
 def monotonic_ns() -> int: ...
 
 @disjoint_base
@@ -36,15 +47,6 @@ class ProducerLaneCore:
     def end_step(self) -> None: ...
     def ring_mail(self) -> None: ...
     def rouse(self) -> None: ...
-    def publish_rows(
-        self,
-        rows: object,
-        kind: int,
-        layer: int,
-        timestamp: float,
-        entries: list[tuple[Any, int, int, int]],
-        /,
-    ) -> list[int]: ...
     def activity(self) -> tuple[int, int]: ...
 
 @disjoint_base

@@ -52,7 +52,7 @@ else:
             """Without the extension."""
 
             ProducerLaneCore = ProducerRingCore = ConsumerLaneCore = ConsumerRingCore = _Unavailable
-            monotonic_ns = _Unavailable
+            monotonic_ns = publish_rows = register_arrays = _Unavailable
 
         Batch = _Unavailable
 
@@ -62,6 +62,8 @@ __all__ = [
     "ProducerLane",
     "ProducerRing",
     "extension",
+    "publish_rows",
+    "register_arrays",
 ]
 
 _ENTRY_COUNT: Final = 1 << 21  # entry words of one lane: 128 MiB of addresses, committed as rings need them
@@ -72,6 +74,8 @@ _SPARES_MAX: Final = 64
 _REFUSALS: Final = {"no_memory": 0, "unsupported": 1, "too_large": 2, "block_timeout": 3}
 _SLEEP_STATES: Final = ("awake", "napping", "parked")
 _READER_ATTACHED: Final = 1
+
+publish_rows, register_arrays = extension.publish_rows, extension.register_arrays
 
 ConsumerState = Literal["awake", "napping", "parked"]
 
@@ -161,8 +165,8 @@ class ProducerRing(extension.ProducerRingCore):
 class ProducerLane(extension.ProducerLaneCore):
     """Everything between the engine and one worker: two memfds, their rings, their slots, the doorbell.
 
-    Owner: the supervisor, which passes the two fds to the worker and calls `close`. Thread-safe. `publish_rows`,
-    `begin_step`, `end_step` and `ring_mail` come from the extension.
+    Owner: the supervisor, which passes the two fds to the worker and calls `close`. Thread-safe. `begin_step`,
+    `end_step` and `ring_mail` come from the extension.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from undercurrent.errors import UnsupportedPayloadError, ValuePathError
+from undercurrent.ipc import register_arrays
 from undercurrent.workers import kinds
 from undercurrent.workers.arrays import NUMBER_SCALARS, pack_array, pack_scalar
 from undercurrent.workers.buffers import pack_typed_array, pack_view
@@ -19,15 +20,16 @@ __all__ = ["describe", "encode_opaque"]
 _TORCH = kinds.TORCH
 _NUMBERS = (int, float, bool, complex)
 
-# Types whose objects the ring reads itself. torch's are added when the first tensor comes.
+# Types whose objects the ring reads itself. numpy's and torch's are added when the first of them comes.
 _direct_kinds: dict[type, int] = {
-    np.ndarray: kinds.NUMPY,
     bytes: kinds.BYTES,
     bytearray: kinds.BYTEARRAY,
     # A header's dtype does not tell `longlong` from the `int64` of the same size, which is another type.
     **dict.fromkeys(NUMBER_SCALARS - {np.longlong, np.ulonglong}, kinds.SCALAR),
 }
 _direct_dtypes: set[Any] = set()
+# One array of each dtype that an array shares with all others of it: no `longlong`, which is `int64` to the ring.
+_SAMPLE_CODES = "?bhilBHILefdFD"
 _direct_kind_of = _direct_kinds.get
 
 
@@ -83,6 +85,9 @@ def encode_opaque(tensor: Any) -> tuple[int, bytes]:
 
 def _describe_other(tensor: Any) -> tuple[int, Any]:
     cls = type(tensor)
+    if cls is np.ndarray:
+        _admit_numpy()
+        return describe(tensor)
     if is_tensor_type(cls):
         _admit_torch(cls)
         return describe(tensor)
@@ -95,6 +100,12 @@ def _describe_other(tensor: Any) -> tuple[int, Any]:
         # A map of a file is a way to hold an array; a copy of its items is an array.
         return kinds.NUMPY, np.asarray(tensor)
     return encode_opaque(tensor)
+
+
+def _admit_numpy() -> None:
+    # Whatever the answer: an array that the ring cannot read in place, it reads through the buffer protocol.
+    register_arrays([np.zeros(2, code) for code in _SAMPLE_CODES])
+    _direct_kinds[np.ndarray] = kinds.NUMPY
 
 
 def _admit_torch(cls: type) -> None:

@@ -100,6 +100,8 @@ static PyMethodDef module_methods[] = {
     {"class_facts", module_class_facts, METH_O,
      "class_facts(class_index, /)\n--\n\n(slot bytes, blocks in a run, slots in a hand) of a size "
      "class."},
+    {"register_arrays", UC_METHOD(uc_py_register_arrays), METH_FASTCALL, uc_register_arrays_doc},
+    {"publish_rows", UC_METHOD(uc_py_publish_rows), METH_FASTCALL, uc_publish_rows_doc},
     {"monotonic_ns", module_monotonic_ns, METH_NOARGS,
      "monotonic_ns()\n--\n\nThe clock of a record's `monotonic_ns`."},
     {NULL, NULL, 0, NULL},
@@ -160,6 +162,9 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->slot_view_type);
     for (size_t i = 0; i < UC_DLPACK_TYPES; i++)
         Py_VISIT(state->dlpack_types[i]);
+    Py_VISIT(state->array_type);
+    for (uint32_t i = 0; i < state->array_dtype_count; i++)
+        Py_VISIT(state->array_dtypes[i].dtype);
     return 0;
 }
 
@@ -179,6 +184,10 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->gradient_name);
     for (size_t i = 0; i < UC_DLPACK_TYPES; i++)
         Py_CLEAR(state->dlpack_types[i]);
+    Py_CLEAR(state->array_type);
+    for (uint32_t i = 0; i < state->array_dtype_count; i++)
+        Py_CLEAR(state->array_dtypes[i].dtype);
+    state->array_dtype_count = 0;
     return 0;
 }
 

@@ -178,7 +178,10 @@ static PyObject *ring_publish(PyObject *op, PyObject *const *args, Py_ssize_t na
     uc_source_t source;
     if (parse_header(args, nargs, &header) != 0)
         return NULL;
-    int status = uc_source_open(self->lane->state, args[0], &source);
+    /* Getting a slot runs Python code, so what is read in place must fit the slot in hand. */
+    bool is_peeked = uc_source_peek(self->lane->state, args[0], &source)
+                     && source.length + UC_SLOT_HEADER_BYTES <= self->ring.hand_bytes;
+    int status = is_peeked ? UC_OK : uc_source_open(self->lane->state, args[0], &source);
     if (status != UC_OK)
         return status < 0 ? NULL : PyLong_FromLong(is_open(self) ? status : UC_CLOSED);
     PyObject *answer = publish_source(self, &header, &source);

@@ -19,6 +19,14 @@
 struct uc_dlpack_api;
 
 #define UC_DLPACK_TYPES 8
+#define UC_ARRAY_DTYPES 16
+
+/* A dtype of the registered array type: the object that every array of it holds. */
+typedef struct {
+    PyObject *dtype;
+    uint8_t code;
+    uint8_t bits;
+} uc_array_dtype_t;
 
 typedef struct {
     PyObject *ring_error;
@@ -35,6 +43,9 @@ typedef struct {
     PyObject *dlpack_types[UC_DLPACK_TYPES];
     const struct uc_dlpack_api *dlpack_apis[UC_DLPACK_TYPES];
     uint32_t dlpack_next;
+    PyObject *array_type; /* NULL: arrays are read through the buffer protocol */
+    uc_array_dtype_t array_dtypes[UC_ARRAY_DTYPES];
+    uint32_t array_dtype_count;
 } uc_state_t;
 
 /* The module state of a type of ours or of a subclass written in Python; NULL with an error set. */
@@ -87,6 +98,14 @@ typedef struct {
 int uc_source_open(uc_state_t *state, PyObject *object, uc_source_t *ret_source);
 void uc_source_close(uc_source_t *source);
 
+/* Reads an array of the registered type in place, without an export: its memory is good until
+ * Python code runs. False where only uc_source_open knows. */
+bool uc_source_peek(const uc_state_t *state, PyObject *object, uc_source_t *ret_source);
+
+/* register_arrays, a function of the module. */
+extern const char uc_register_arrays_doc[];
+PyObject *uc_py_register_arrays(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+
 /* ---- producer (py_producer_lane.c, py_producer.c) ------------------------------------------- */
 
 typedef struct {
@@ -109,6 +128,10 @@ typedef struct {
 /* Publishes one described record, calling `_reserve` when the hand is too small. Returns a status
  * or -1 with an error set. Does not ring the doorbell. */
 int uc_py_publish(uc_producer_ring_t *ring, uc_slot_header_t *header, const uint8_t *bytes);
+
+/* publish_rows, a function of the module (py_rows.c). */
+extern const char uc_publish_rows_doc[];
+PyObject *uc_py_publish_rows(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
 /* ---- consumer (py_consumer.c, py_batch.c) --------------------------------------------------- */
 

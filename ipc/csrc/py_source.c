@@ -221,6 +221,137 @@ static int open_buffer(PyObject *object, uc_source_t *source)
     return UC_OK;
 }
 
+/* ---- arrays of one registered type ------------------------------------------------------------ *
+ * The buffer protocol makes a format string at each export, which costs as much as a quarter of the
+ * copy. The first fields of an array object are numpy's public ABI (PyArrayObject_fields in
+ * ndarraytypes.h: every extension built against numpy 1 or 2 has these offsets compiled in), and
+ * a dtype without metadata, in native order, is one object per process. Registration compares what
+ * is read here with what the buffer protocol says of the same array, and is refused if they differ.
+ * See: https://numpy.org/doc/stable/reference/c-api/types-and-structures.html */
+
+typedef struct {
+    PyObject_HEAD uint8_t *data;
+    int dimension_count;
+    Py_ssize_t *shape;
+    Py_ssize_t *strides;
+    PyObject *base;
+    PyObject *dtype;
+    int flags;
+} uc_array_t;
+
+enum { ARRAY_C_CONTIGUOUS = 1 };
+
+bool uc_source_peek(const uc_state_t *state, PyObject *object, uc_source_t *ret_source)
+{
+    if ((PyObject *)Py_TYPE(object) != state->array_type)
+        return false;
+    const uc_array_t *array = (const uc_array_t *)object;
+    uint32_t index = 0;
+    while (index < state->array_dtype_count && state->array_dtypes[index].dtype != array->dtype)
+        index++;
+    if (index == state->array_dtype_count || (array->flags & ARRAY_C_CONTIGUOUS) == 0
+        || array->dimension_count < 0 || array->dimension_count > (int)UC_NDIM_MAX)
+        return false;
+    const uc_array_dtype_t *dtype = &state->array_dtypes[index];
+    uint64_t length = dtype->bits / 8u;
+    memset(ret_source->shape, 0, sizeof ret_source->shape);
+    for (int i = 0; i < array->dimension_count; i++) {
+        if (array->shape[i] < 0 || (uint64_t)array->shape[i] > UINT32_MAX)
+            return false;
+        ret_source->shape[i] = (uint32_t)array->shape[i];
+        length *= (uint64_t)array->shape[i];
+        if (length > UINT32_MAX)
+            return false;
+    }
+    ret_source->has_view = false;
+    ret_source->ndim = (uint8_t)array->dimension_count;
+    ret_source->dtype_code = dtype->code;
+    ret_source->dtype_bits = dtype->bits;
+    ret_source->length = length;
+    ret_source->bytes = array->data;
+    return true;
+}
+
+static void forget_arrays(uc_state_t *state)
+{
+    while (state->array_dtype_count > 0)
+        Py_CLEAR(state->array_dtypes[--state->array_dtype_count].dtype);
+    Py_CLEAR(state->array_type);
+}
+
+/* Whether an object is at least as long as the fields read here. -1 with an error set. */
+static int is_long_enough(PyObject *sample)
+{
+    PyObject *size = PyObject_GetAttrString((PyObject *)Py_TYPE(sample), "__basicsize__");
+    Py_ssize_t bytes = size == NULL ? -1 : PyLong_AsSsize_t(size);
+    Py_XDECREF(size);
+    return PyErr_Occurred() ? -1 : bytes >= (Py_ssize_t)sizeof(uc_array_t);
+}
+
+/* Whether what stands in a sample is what the buffer protocol and its attribute say. Pointers are
+ * followed last. */
+static bool agrees(const uc_state_t *state, PyObject *sample, PyObject *dtype,
+                   const uc_source_t *opened)
+{
+    const uc_array_t *array = (const uc_array_t *)sample;
+    uc_source_t peeked;
+    return array->data == opened->bytes && array->dtype == dtype
+           && array->dimension_count == (int)opened->ndim && uc_source_peek(state, sample, &peeked)
+           && peeked.length == opened->length
+           && memcmp(peeked.shape, opened->shape, sizeof peeked.shape) == 0;
+}
+
+/* Learns a sample's dtype from the buffer protocol: 1, 0 if it is no such array, -1 with an error. */
+static int learn_dtype(uc_state_t *state, PyObject *sample)
+{
+    int status = is_long_enough(sample);
+    PyObject *dtype = status == 1 ? PyObject_GetAttrString(sample, "dtype") : NULL;
+    uc_source_t source;
+    if (status == 1 && dtype != NULL && state->array_dtype_count < UC_ARRAY_DTYPES)
+        status = uc_source_open(state, sample, &source) == UC_OK;
+    else
+        status = 0;
+    if (status == 1) {
+        uc_array_dtype_t learnt = {Py_NewRef(dtype), source.dtype_code, source.dtype_bits};
+        state->array_dtypes[state->array_dtype_count++] = learnt;
+        status = agrees(state, sample, dtype, &source);
+        uc_source_close(&source);
+    }
+    Py_XDECREF(dtype);
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_AttributeError))
+        PyErr_Clear();
+    return PyErr_Occurred() ? -1 : status;
+}
+
+const char uc_register_arrays_doc[] = PyDoc_STR(
+    "register_arrays($module, samples, /)\n--\n\n"
+    "Lets `publish` read arrays of one type, numpy's, without an export of their buffer.\n\n"
+    "`samples` is a list of at most 16 arrays of exactly that type, one for each dtype. Returns\n"
+    "whether what stands in the objects is what the buffer protocol says of each; where it is "
+    "not,\n"
+    "arrays are read through the protocol, as before. Once per process, before the first record.");
+
+PyObject *uc_py_register_arrays(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    uc_state_t *state = PyModule_GetState(module);
+    if (nargs != 1 || !PyList_Check(args[0]) || PyList_Size(args[0]) < 1
+        || PyList_Size(args[0]) > UC_ARRAY_DTYPES) {
+        PyErr_SetString(PyExc_TypeError, "register_arrays() takes a list of 1 to 16 arrays");
+        return NULL;
+    }
+    forget_arrays(state);
+    state->array_type = Py_NewRef((PyObject *)Py_TYPE(PyList_GetItem(args[0], 0)));
+    int status = 1;
+    for (Py_ssize_t i = 0; status == 1 && i < PyList_Size(args[0]); i++) {
+        PyObject *sample = Py_NewRef(PyList_GetItem(args[0], i));
+        status = learn_dtype(state, sample);
+        Py_DECREF(sample);
+    }
+    if (status != 1)
+        forget_arrays(state);
+    return status < 0 ? NULL : PyBool_FromLong(status);
+}
+
 int uc_source_open(uc_state_t *state, PyObject *object, uc_source_t *ret_source)
 {
     ret_source->has_view = false;

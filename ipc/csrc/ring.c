@@ -208,15 +208,17 @@ static bool hand_is_cached(const uc_producer_t *ring, uint64_t now_ns)
            && now_ns - ring->lap_begin_ns < UC_CACHED_LAP_NS;
 }
 
-/* Wait-free; engine's thread. Effects on shared memory, in order:
+/* Wait-free; engine's thread. Effects on shared memory of begin, uc_slots_fill and commit, in order:
  *   1. the hand's slot: header and payload (streaming stores, then sfence)
  *   2. entry[tail % depth]: stored if free, swapped if full: here the record is published, and
  *      under drop_oldest on a full ring the oldest dropped, in one atomic step
  *   3. progress: dropped_oldest and the new tail in one store
  *   4. tail: where the next consumer begins to look
  * uc_doorbell_announce follows. A kill after 2 and before 3 leaves EVICTED in the entry at
- * progress' tail: uc_ring_count sees a record more, and the drop it brought. */
-uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, const void *source)
+ * progress' tail: uc_ring_count sees a record more, and the drop it brought.
+ * Between 1 and 2 other rings may be begun: what is in a hand is nobody's business. */
+uc_status_t uc_producer_begin(uc_producer_t *ring, uc_slot_header_t *header, const void *source,
+                              uc_fill_t *ret_fill)
 {
     if (ring->state != UC_RING_OPEN)
         return closed_or_corrupt(ring);
@@ -234,17 +236,28 @@ uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, c
         return UC_NO_SLOT;
     header->sequence = ring->tail;
     header->generation = ring->generation;
+    ret_fill->slot = uc_lane_slot(ring->lane, ring->hand);
+    ret_fill->header = header;
+    ret_fill->source = source;
+    ret_fill->is_cached = hand_is_cached(ring, header->monotonic_ns);
+    ring->is_begun = true;
     /* SYNC reuse: the swap that gave us this slot comes before its new bytes; pairs with the
      * acquire fence in uc_consumer_take_copy. */
     uc_fence_release();
-    uc_slot_fill(uc_lane_slot(ring->lane, ring->hand), header, source,
-                 hand_is_cached(ring, header->monotonic_ns));
-    UC_STEP("publish.filled");
+    return UC_OK;
+}
+
+uc_status_t uc_producer_commit(uc_producer_t *ring, uint64_t monotonic_ns)
+{
     uint64_t replaced;
     uint32_t class_index;
-    if (swap_hand(ring, &replaced, &class_index) != UC_OK)
+    if (ring->state != UC_RING_OPEN)
+        return closed_or_corrupt(ring);
+    UC_STEP("publish.filled");
+    if (!ring->is_begun || swap_hand(ring, &replaced, &class_index) != UC_OK)
         return corrupt(ring);
     UC_STEP("publish.swapped");
+    ring->is_begun = false;
     ring->hand = uc_entry_slot(replaced);
     ring->hand_bytes = uc_class_bytes(class_index);
     ring->hand_is_ours = (replaced & UC_ENTRY_FULL) != 0;
@@ -254,8 +267,8 @@ uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, c
     ring->index++;
     if (ring->index == ring->queue_depth) {
         ring->index = 0;
-        ring->lap_ns = header->monotonic_ns - ring->lap_begin_ns;
-        ring->lap_begin_ns = header->monotonic_ns;
+        ring->lap_ns = monotonic_ns - ring->lap_begin_ns;
+        ring->lap_begin_ns = monotonic_ns;
     }
     /* SYNC progress: pairs with the acquire in uc_ring_count. */
     uc_store_release(&ring->block->progress, uc_progress_pack(ring->dropped_oldest, ring->tail));
@@ -264,6 +277,16 @@ uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, c
     uc_store_release(&ring->block->tail, ring->tail);
     UC_STEP("publish.tail");
     return UC_OK;
+}
+
+uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, const void *source)
+{
+    uc_fill_t fill;
+    uc_status_t status = uc_producer_begin(ring, header, source, &fill);
+    if (status != UC_OK)
+        return status;
+    uc_slots_fill(&fill, 1);
+    return uc_producer_commit(ring, header->monotonic_ns);
 }
 
 void uc_producer_refuse(uc_producer_t *ring, uc_refusal_t refusal)

@@ -16,7 +16,7 @@
  *   - one thread at a time per handle, and per uc_hands_t. The caller sees to that.
  *
  * Who writes which word, in which order, per publication and per take: see ring.c, heads of
- * uc_producer_publish and uc_consumer_take. The labels of UC_STEP in order:
+ * uc_producer_begin and uc_consumer_take. The labels of UC_STEP in order:
  *   publish   "publish.begin" "publish.filled" "publish.looked" "publish.swapped"
  *             "publish.progress" "publish.tail"; a refusal "publish.refused"
  *   take      "take.begin" "take.looked" "take.swapped" "take.end"; nothing there "take.empty";
@@ -148,6 +148,14 @@ typedef enum {
     UC_REFUSED_BLOCK_TIMEOUT = 3,
 } uc_refusal_t;
 
+/* A slot to be filled; source has header->length bytes. */
+typedef struct {
+    uint8_t *slot;
+    const uc_slot_header_t *header;
+    const uint8_t *source;
+    bool is_cached; /* the slot's lines are likely in this core's cache */
+} uc_fill_t;
+
 typedef struct {
     const uc_lane_t *lane;
     uc_ring_block_t *block;
@@ -167,6 +175,7 @@ typedef struct {
     uint32_t hand_bytes;     /* its size with header; 0 for UC_SLOT_NONE */
     uint32_t state;          /* UC_RING_OPEN, UC_RING_CLOSED, UC_RING_CORRUPT */
     bool hand_is_ours;       /* the slot in hand was dropped unread: the consumer never had it */
+    bool is_begun;           /* between uc_producer_begin and uc_producer_commit */
     uint64_t lap_ns;         /* how long the last lap took, by the records' monotonic_ns */
     uint64_t lap_begin_ns;
 } uc_producer_t;
@@ -191,6 +200,14 @@ uc_status_t uc_producer_replace_hand(uc_producer_t *ring, uint32_t slot, uint32_
  *   UC_NO_SLOT  the hand is empty or too small; nothing was changed
  *   UC_TOO_LARGE, UC_CLOSED, UC_CORRUPT */
 uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, const void *source);
+
+/* The same in three parts, so that records of several rings are filled together: begin each, fill
+ * all, commit each. begin answers as publish does, and only what it answered UC_OK to is filled and
+ * committed; a ring is begun once before it is committed, and header and source stay where they are
+ * until then. commit answers UC_OK or UC_CORRUPT. Wait-free. */
+uc_status_t uc_producer_begin(uc_producer_t *ring, uc_slot_header_t *header, const void *source,
+                              uc_fill_t *ret_fill);
+uc_status_t uc_producer_commit(uc_producer_t *ring, uint64_t monotonic_ns);
 
 /* Whether the word at the tail is free: UC_OK, UC_FULL, UC_CLOSED, UC_CORRUPT. Wait-free. */
 uc_status_t uc_producer_room(uc_producer_t *ring);
@@ -301,11 +318,10 @@ void uc_consumer_detach(uc_consumer_t *ring);
 #define UC_STREAM_BYTES_MIN 1536u
 #define UC_CACHED_LAP_NS 50000ull /* 1 MiB of 8 KiB records takes 30 us */
 
-/* Writes header and payload into a slot. On return every store is ordered before the caller's
+/* Writes headers and payloads into slots. On return every store is ordered before the caller's
  * next store: streaming stores are followed by sfence in the same function, since a release store
  * does not order them (Intel SDM vol. 1, 10.4.6.2). */
-void uc_slot_fill(uint8_t *slot, const uc_slot_header_t *header, const void *source,
-                  bool is_cached);
+void uc_slots_fill(const uc_fill_t *fills, uint32_t count);
 
 /* ---- doorbell (doorbell.c; Linux) ----------------------------------------------------------- */
 

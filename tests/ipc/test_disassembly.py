@@ -91,4 +91,6 @@ def test_function_with_streaming_stores_publishes_nothing() -> None:
     texts = [[instruction.text for instruction in lines] for lines in code.values()]
     streaming = [lines for lines in texts if any("movnt" in line for line in lines)]
     for lines in streaming:
-        assert not any("cmpxchg" in line or "xchg" in line.split()[0] for line in lines if "movnt" not in line)
+        # An exchange of a register with itself is how two bytes of padding look.
+        swaps = [line for line in lines if "xchg" in line.split()[0] and line.split()[1:] != ["%ax,%ax"]]
+        assert swaps == []

@@ -10,14 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from ipc_rig import attach, headers_of, rig
+from ipc_rig import attach, rig
 
 from undercurrent.errors import RingCorruptError, RingError, RingMemoryError
-from undercurrent.ipc import ConsumerLane, MemoryBudget, ProducerLane, layout
+from undercurrent.ipc import ConsumerLane, MemoryBudget, ProducerLane, layout, publish_rows
 
 
 def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
@@ -232,43 +231,6 @@ def test_activity_names_whose_code_runs_and_since_when() -> None:
         assert both.lane.activity()[0] == 0
 
 
-def test_rows_go_to_their_rings_in_one_call() -> None:
-    with rig(depth=8) as both:
-        other = both.lane.open_ring(queue_depth=8, policy=layout.DROP_NEWEST, generation=9)
-        reader = attach(both.consumer, other)
-        rows = np.arange(12, dtype=np.float32).reshape(4, 3)
-        entries = [(both.ring, 0, 10, 0), (other, 3, 11, 1), (both.ring, 1, 12, 0)]
-        assert both.lane.publish_rows(rows, 5, 2, 1.5, entries) == [layout.OK] * 3
-        assert both.take() == [rows[0].tobytes(), rows[1].tobytes()]
-        batch = reader.take(4)
-        assert batch is not None
-        assert bytes(batch.view(0)) == rows[3].tobytes()
-        (header,) = headers_of(batch)
-        expected = {"kind": 5, "layer": 2, "token_pos": 11, "flags": 1, "timestamp": 1.5, "ndim": 1, "shape0": 3}
-        assert expected.items() <= header.items()
-        assert 0 < header["monotonic_ns"] <= time.monotonic_ns()
-
-
-def test_rows_answer_each_for_itself() -> None:
-    with rig(depth=1, policy=layout.DROP_NEWEST) as both:
-        rows = np.zeros((2, 2), np.int16)
-        both_entries = [(both.ring, 0, 0, 0), (both.ring, 1, 0, 0)]
-        assert both.lane.publish_rows(rows, 0, 0, 0.0, both_entries) == [layout.OK, layout.FULL]
-        assert both.lane.publish_rows(rows.T, 0, 0, 0.0, both_entries) == [layout.UNSUPPORTED] * 2
-        both.ring.close()
-        assert both.lane.publish_rows(rows, 0, 0, 0.0, both_entries) == [layout.CLOSED] * 2
-
-
-@pytest.mark.parametrize("entry", [("ring", 2, 0, 0), ("other", 0, 0, 0), (1, 0, 0, 0), ("ring", -1, 0, 0), ("ring",)])
-def test_rows_that_cannot_be_meant_raise(entry: tuple[object, ...]) -> None:
-    with rig() as both, rig() as other:
-        rings = {"ring": both.ring, "other": other.ring}
-        entries: Any = [tuple(rings.get(part, part) if isinstance(part, str) else part for part in entry)]
-        with pytest.raises((ValueError, IndexError, TypeError, OverflowError)):
-            both.lane.publish_rows(np.zeros((2, 2)), 0, 0, 0.0, entries)
-        assert both.ring.statistics().produced == 0
-
-
 def test_forked_child_publishes_nothing_and_touches_nothing() -> None:
     with rig() as both:
         both.publish(b"before")
@@ -277,7 +239,8 @@ def test_forked_child_publishes_nothing_and_touches_nothing() -> None:
             answer = 1
             try:
                 closed = both.publish(b"child") == layout.CLOSED
-                rows = both.lane.publish_rows(np.zeros((1, 1)), 0, 0, 0.0, [(both.ring, 0, 0, 0)]) == [layout.CLOSED]
+                targets = {("r", "p"): (both.lane, both.ring)}
+                rows = publish_rows(np.zeros((1, 1)), 0, 0, 0.0, targets, (), [("r", "p", 0, False)]) == [0]
                 both.lane.ring_mail()
                 both.ring.statistics()
                 both.ring.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from ipc_rig import headers_of, rig
 
-from undercurrent.ipc import layout
+from undercurrent.ipc import layout, register_arrays
 
 SUPPORTED = [
     (np.arange(6, dtype=np.float32).reshape(2, 3), (2, 32, (2, 3))),
@@ -101,6 +102,62 @@ def test_bytes_are_whole_at_every_edge_of_the_copy(size: int) -> None:
         for _ in range(8):  # and to ones that were dropped unread
             both.ring.publish(payload, 0, 0, 0, 0, 0.0)
         assert both.take() == [payload.tobytes()] * 2
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Arrays of float32 and bool are read in place; afterwards, arrays of all usual types, as elsewhere."""
+    assert register_arrays([np.zeros(2, np.float32), np.zeros(2, np.bool_)])
+    yield
+    assert register_arrays([np.zeros(2, code) for code in "?bhilBHILefdFD"])
+
+
+class Subclass(np.ndarray[Any, Any]):
+    """More than an array."""
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("source", [source for source, _ in SUPPORTED] + [np.ones(4, np.float32).view(Subclass)])
+def test_payload_read_in_place_is_what_the_buffer_protocol_says(source: Any) -> None:
+    with rig() as both:
+        for _ in range(2):  # the second finds a slot in hand
+            assert both.ring.publish(source, 0, 0, 0, 0, 0.0) == layout.OK
+        batch = both.reader.take(2)
+        assert batch is not None
+        first, second = headers_of(batch)
+        names = ("length", "dtype_code", "dtype_bits", "ndim", "shape0", "shape1", "shape2", "shape3")
+        assert [first[name] for name in names] == [second[name] for name in names]
+        assert bytes(batch.copy(0)) == bytes(batch.copy(1)) == raw(source)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    "source",
+    [
+        np.ones((3, 4), np.float32).T,
+        np.ones(8, np.float32)[::2],
+        np.ones(3, ">f4"),
+        np.ones((1, 1, 1, 1, 1), np.float32),
+        np.broadcast_to(np.ones(1, np.float32), (4,)),
+    ],
+)
+def test_array_that_cannot_be_read_in_place_is_left_to_the_caller(source: object) -> None:
+    with rig() as both:
+        both.publish(b"x" * 256)
+        assert both.ring.publish(source, 0, 0, 0, 0, 0.0) == layout.UNSUPPORTED
+
+
+def test_dtype_of_the_same_name_and_another_object_goes_through_the_protocol() -> None:
+    assert described(np.ones(3, np.dtype(np.float32, metadata={"unit": "V"}))) == (2, 32, (3,))
+
+
+def test_only_arrays_that_look_as_they_say_are_registered() -> None:
+    for samples in ([b"not an array"], [bytearray(8)], [memoryview(b"12345678")], [np.ones((2, 2)).T]):
+        assert not register_arrays(samples)
+    for wrong in ([], (np.ones(1),), [np.ones(1)] * 17):
+        with pytest.raises(TypeError, match="1 to 16 arrays"):
+            register_arrays(wrong)  # type: ignore[arg-type]
+    assert register_arrays([np.zeros(2, code) for code in "?bhilBHILefdFD"])
 
 
 def test_misaligned_source_is_copied_whole() -> None:

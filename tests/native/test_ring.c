@@ -177,6 +177,43 @@ static void what_does_not_fit_is_refused_and_changes_nothing(void)
     rig_free(&pair.rig);
 }
 
+/* Rings that are begun together are filled together, and each is published by its own commit. */
+static void records_begun_together_are_published_one_by_one(void)
+{
+    enum { RINGS = 3, LAPS = 5 };
+    static pair_t pairs[RINGS];
+    static uint8_t bytes[RINGS][RECORD_BYTES_MAX + 8];
+    uc_slot_header_t headers[RINGS];
+    uc_fill_t fills[RINGS];
+    for (uint32_t i = 0; i < RINGS; i++)
+        pair_make(&pairs[i], RECORD_BYTES_MAX, 2, i, 2, 2);
+    for (uint64_t lap = 0; lap < LAPS; lap++) {
+        for (uint32_t i = 0; i < RINGS; i++) {
+            record_make(1 + lap * RINGS + i, RECORD_BYTES_MAX, &headers[i], bytes[i]);
+            CHECK_EQUAL(uc_producer_begin(&pairs[i].producer, &headers[i], bytes[i], &fills[i]),
+                        UC_OK);
+        }
+        uc_slots_fill(fills, RINGS);
+        for (uint32_t i = 0; i < RINGS; i++) {
+            CHECK_EQUAL(count_at_rest(&pairs[i].rig, &pairs[i].producer).published, lap);
+            CHECK_EQUAL(uc_producer_commit(&pairs[i].producer, 0), UC_OK);
+            CHECK_EQUAL(oracle_publish(&pairs[i].oracle, 1 + lap * RINGS + i, 2, i), UC_OK);
+            take(&pairs[i]);
+            check_accounts(&pairs[i]);
+        }
+    }
+    for (uint32_t i = 0; i < RINGS; i++) {
+        finish(&pairs[i]);
+        CHECK_EQUAL(uc_producer_begin(&pairs[i].producer, &headers[i], bytes[i], &fills[i]), UC_OK);
+        uc_producer_close(&pairs[i].producer);
+        CHECK_EQUAL(uc_producer_commit(&pairs[i].producer, 0), UC_CLOSED);
+        rig_free(&pairs[i].rig);
+    }
+    pair_make(&pairs[0], 64, 2, UC_BLOCK, 2, 2);
+    CHECK_EQUAL(uc_producer_commit(&pairs[0].producer, 0), UC_CORRUPT); /* nothing was begun */
+    rig_free(&pairs[0].rig);
+}
+
 /* Each word that no honest peer writes is answered by CORRUPT, which stays. */
 static void nonsense_in_a_word_is_corrupt_for_both_sides(void)
 {
@@ -257,6 +294,7 @@ int main(int count, char **arguments)
     ring_does_what_a_queue_does(seed);
     exactly_queue_depth_records_wait();
     what_does_not_fit_is_refused_and_changes_nothing();
+    records_begun_together_are_published_one_by_one();
     nonsense_in_a_word_is_corrupt_for_both_sides();
     a_wrong_ring_is_not_attached();
     slots_of_two_classes_share_a_ring();

@@ -15,8 +15,6 @@ from undercurrent.spec import ActivationRecord, TensorType
 if TYPE_CHECKING:
     from undercurrent.router.bounded import BoundedBinding
     from undercurrent.workers.guard_binding import Ask, GuardAnswer
-    from undercurrent.workers.lane import Lane
-    from undercurrent.workers.rows import LaneRow
 
 __all__ = ["RowEntry", "RowLike", "RowsError", "route_rows"]
 
@@ -57,35 +55,19 @@ def route_rows(
 ) -> list[ProbeSignal | None]:
     """Routes `rows[entry.row]` for each entry; see `Router.route_rows`.
 
-    What goes to workers goes first and in one call per lane, so that they can begin; then to guards, all of which are
+    What goes to workers goes first and in one call, so that they can begin; then to guards, all of which are
     asked before any is waited for; then the rest, in order.
     """
     word = tensor_type_word(tensor_type)
     timestamp = time.time()
-    find_target = table.row_targets.get
-    by_lane: dict[Lane, tuple[list[LaneRow], list[int]]] = {}
-    one_by_one: list[int] = []
-    for index, entry in enumerate(entries):
-        request_id, point_name, token_pos, is_generated, row = entry if len(entry) == 5 else (*entry, None)
-        target = find_target((request_id, point_name, layer, word))
-        lane = target[0] if target is not None else None
-        if target is None or lane is None:
-            one_by_one.append(index)
-            continue
-        of_lane = by_lane.get(lane)
-        if of_lane is None:
-            of_lane = by_lane[lane] = ([], [])
-        of_lane[0].append((target[1], index if row is None else row, token_pos, is_generated))
-        of_lane[1].append(index)
-    if by_lane:
+    one_by_one: Sequence[int] = range(len(entries))
+    if table.row_targets:
         # Imported here, as it needs shared memory; a target means that it is loaded already.
         from undercurrent.workers.rows import publish_rows
 
-        for lane, (lane_rows, indices) in by_lane.items():
-            one_by_one += [indices[i] for i in publish_rows(lane, rows, layer, timestamp, lane_rows)]
+        one_by_one = publish_rows(rows, layer, timestamp, table.row_targets, (layer, word), entries)
     signals: list[ProbeSignal | None] = [None] * len(entries)
     if one_by_one:
-        one_by_one.sort()
         records = _Records(table, rows, layer, word, timestamp)
         errors: dict[int, BaseException] = {}
         rest = _ask_guards(records, entries, one_by_one, signals, errors) if table.bounded_routes else one_by_one
@@ -127,7 +109,7 @@ class _Asked(NamedTuple):
 def _ask_guards(
     records: _Records,
     entries: Sequence[RowLike],
-    indices: list[int],
+    indices: Sequence[int],
     signals: list[ProbeSignal | None],
     errors: dict[int, BaseException],
 ) -> list[int]:
@@ -178,7 +160,7 @@ def _take_answer(asked: _Asked, signals: list[ProbeSignal | None]) -> None:
 def _route_one_by_one(
     records: _Records,
     entries: Sequence[RowLike],
-    indices: list[int],
+    indices: Sequence[int],
     signals: list[ProbeSignal | None],
     errors: dict[int, BaseException],
 ) -> None:
