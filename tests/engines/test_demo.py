@@ -165,7 +165,9 @@ def test_ctrl_c_ends_the_demo_without_a_traceback(tmp_path: Path) -> None:
                 break
         demo.send_signal(signal.SIGINT)
         output = demo.communicate()[0]
-    assert demo.returncode == 130, seen + output
+    # A shell sees 130 either way: `python -m` ends by the signal itself where Ctrl-C fell into an `exec` of a string,
+    # such as that of a dataclass that is being imported.
+    assert demo.returncode in (130, -signal.SIGINT), seen + output
     assert "interrupted" in output
     assert "Traceback" not in output
 
