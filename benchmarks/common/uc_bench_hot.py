@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import statistics
 import threading
 import time
@@ -77,19 +79,58 @@ def route_async(gap_s=0.0, calls=4000, depth=64, nbytes=8192):
         for index in range(calls):
             time.sleep(gap_s)
             costs.append(_cost_of(route, records[index & 63]))
-    target = np.empty(nbytes // 4, dtype=np.float32)
-    if gap_s == 0.0:
-        copy_us = median_of(9, lambda: cpu_us_per_call(lambda: np.copyto(target, ring[3]), 2000))
-    else:
-        copies = [_paced_copy(gap_s, target, ring[index % 16]) for index in range(min(calls, 300))]
-        copy_us = statistics.median(copies) / 1e3
     router.end_request("r")
     router.shutdown()
     return {
         "route_us": statistics.median(costs) / 1e3,
         "p99_us": float(np.quantile(costs, 0.99)) / 1e3,
-        "copy_us": copy_us,
+        **_copy_floors(gap_s, ring, min(calls, 300), depth + 17),
     }
+
+
+def _copy_floors(gap_s, sources, calls, places):
+    """What numpy needs to copy a record: to one array, or at a pace also to as many places as a ring has slots, and
+    there with a byte to a process that sleeps on another CPU."""
+    targets = [np.zeros_like(sources[0]) for _ in range(places)]
+    if gap_s == 0.0:
+        return {"copy_us": median_of(9, lambda: cpu_us_per_call(lambda: np.copyto(targets[0], sources[3]), 2000))}
+    sleeper_pid, write_fd = _start_sleeper()
+
+    def copy(index):
+        np.copyto(targets[0], sources[index % 16])
+
+    def copy_to_its_place(index):
+        np.copyto(targets[index % places], sources[index % 16])
+
+    def copy_and_wake(index):
+        copy_to_its_place(index)
+        os.write(write_fd, b"x")
+
+    floors = {}
+    for name, call in (("copy", copy), ("place", copy_to_its_place), ("wake", copy_and_wake)):
+        costs = []
+        for index in range(calls):
+            time.sleep(gap_s)
+            costs.append(_cost_of(call, index))
+        floors[f"{name}_us"] = statistics.median(costs) / 1e3
+    os.close(write_fd)
+    os.waitpid(sleeper_pid, 0)
+    return floors
+
+
+def _start_sleeper():
+    """Forks a process that sleeps in read(), and ends when the pipe is closed; returns its pid and the pipe's end."""
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write_fd)
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cpus[-1:] if len(cpus) > 1 else cpus)
+        while os.read(read_fd, 64):
+            pass
+        os._exit(0)
+    os.close(read_fd)
+    return pid, write_fd
 
 
 def _cost_of(call, argument):
@@ -98,12 +139,6 @@ def _cost_of(call, argument):
     call(argument)
     ended = time.thread_time_ns()
     return ended - started - (time.thread_time_ns() - ended)
-
-
-def _paced_copy(gap_s, target, source):
-    """The floor of a paced record: a copy after the same pause, with caches as cold."""
-    time.sleep(gap_s)
-    return _cost_of(lambda array: np.copyto(target, array), source)
 
 
 def gil(async_probes=1, probe_ms=1.0, step_ms=0.54, steps=60, pairs=20, mode=None):
@@ -217,6 +252,8 @@ def route_rows(requests=64, points=1, repeats=60):
         router.register_request(request_id, made, context(request_id))
     entries = {point.name: [(request_id, point.name, 1, True) for request_id in ids] for point in made}
     target = np.empty_like(rows)
+    places = [np.zeros_like(rows[0]) for _ in range(requests * points * 5)]  # a ring of 4 has five slots
+    turns = itertools.cycle(range(5))
 
     def all_rows():
         with router.step():
@@ -233,9 +270,15 @@ def route_rows(requests=64, points=1, repeats=60):
         for _ in made:
             np.copyto(target, rows)
 
-    costs = {name: [] for name in ("rows", "loop", "copies")}
+    def copies_apart():
+        start = next(turns) * requests * points
+        for point_index in range(points):
+            for index in range(requests):
+                np.copyto(places[start + point_index * requests + index], rows[index])
+
+    costs = {name: [] for name in ("rows", "loop", "copies", "apart")}
     for _ in range(repeats):
-        for name, call in (("rows", all_rows), ("loop", one_by_one), ("copies", copies)):
+        for name, call in (("rows", all_rows), ("loop", one_by_one), ("copies", copies), ("apart", copies_apart)):
             started = time.thread_time_ns()
             call()
             costs[name].append((time.thread_time_ns() - started) / 1e3)
