@@ -8,16 +8,18 @@ from undercurrent.benchmarks.harness import Row, Runner, at_most, value
 def run(runner: Runner) -> list[Row]:
     """From making the record to the probe's first line, medians; the ring's own latency is in `ring`."""
     rows = []
-    for name, gap_s, records, target in (
-        ("spinning (a record per 20 us)", 0.00002, 5000, None),
-        ("napping (a record per ms)", 0.001, 1500, 300.0),
-        ("parked (a record per 50 ms)", 0.05, 60, None),
+    for name, target, arguments in (
+        ("a record per 20 us (worker spins)", None, {"gap_s": 0.00002, "records": 5000}),
+        ("a record per ms (worker expects it)", 300.0, {"gap_s": 0.001, "records": 1500}),
+        ("a record per 50 ms (worker expects it)", None, {"gap_s": 0.05, "records": 60}),
+        ("0.5 to 1.5 ms apart (worker naps)", 300.0, {"gap_s": 0.001, "records": 1500, "unevenness": 0.5}),
+        ("25 to 75 ms apart (worker parked)", None, {"gap_s": 0.05, "records": 60, "unevenness": 0.5}),
     ):
-        ours = runner.ours("latency", gap_s=gap_s, records=records)
-        peer = runner.peer("latency", gap_s=gap_s, records=records)
+        ours = runner.ours("latency", **arguments)
+        peer = runner.peer("latency", **arguments)
         rows.append(
             Row(
-                f"record to probe, worker {name}, p50",
+                f"record to probe, {name}, p50",
                 "us",
                 ours["p50_us"],
                 "" if target is None else f"{target:g}",

@@ -19,6 +19,8 @@ def run(runner: Runner) -> list[Row]:
             ">= 500 k",
             at_least(500e3, ours["records_per_s"]),
             value(peer, "records_per_s"),
+            ours["floor_records_per_s"],
+            "one thread, out of memory and multiplied",
         ),
         Row(
             "burst of 20,000, default settings: lost",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -20,23 +21,23 @@ class RingBatch(ActivationBatch):
     def __init__(
         self,
         batch: ipc.Batch,
-        headers: np.ndarray[Any, Any],
         request_id: str,
         point: ExtractionPoint,
         *,
         in_place: bool,
         first: int,
     ) -> None:
-        self._batch: ipc.Batch | None = batch
-        self._headers = headers
+        self._batch = batch
+        self._count = len(batch)
+        self._is_readable = True
         self._request_id = request_id
         self._point = point
         self._in_place = in_place
         self._first = first
-        self._made: list[ActivationRecord | None] = [None] * len(headers)
+        self._made: list[ActivationRecord | None] = []  # filled with the first record that is asked for
 
     def __len__(self) -> int:
-        return len(self._headers)
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> ActivationRecord: ...
@@ -45,13 +46,19 @@ class RingBatch(ActivationBatch):
     def __getitem__(self, index: int | slice) -> ActivationRecord | list[ActivationRecord]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        if not self._made:
+            self._made = [None] * self._count
         made = self._made[index]
         if made is None:
-            made = self._made[index] = self._make(range(len(self))[index])
+            made = self._made[index] = self._make(range(self._count)[index])
         return made
 
     def __iter__(self) -> Iterator[ActivationRecord]:
         return (self[index] for index in range(len(self)))
+
+    @cached_property
+    def _headers(self) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self._batch.headers, frames.HEADER_DTYPE)
 
     @property
     def positions(self) -> np.ndarray[Any, Any]:
@@ -82,34 +89,27 @@ class RingBatch(ActivationBatch):
 
     def stack(self) -> np.ndarray[Any, Any]:
         """See `ActivationBatch`; one copy straight out of shared memory where the tensors allow it."""
-        if self._batch is None:
-            return super().stack()
-        return frames.stack(self._headers, self._batch)
+        return frames.stack(self._batch) if self._is_readable else super().stack()
 
     def detach(self) -> None:
         """The call is over: tensors that nobody asked for stay unknown, the others are owned copies."""
-        self._batch = None
+        self._is_readable = False
 
     def _make(self, index: int) -> ActivationRecord:
-        return make_record(self._headers[index], self._tensor(index), self._request_id, self._point)
-
-    def _tensor(self, index: int) -> Any:
-        if self._batch is None:
+        if not self._is_readable:
             raise ValueError("a record of a batch was expected to be read during `on_activations`; the call is over")
-        if self._in_place:
-            return frames.rebuild_view(self._headers[index], self._batch.view(index))
-        return frames.rebuild(self._headers[index], self._batch.copy(index))
+        return make_record(self._batch, index, self._request_id, self._point, in_place=self._in_place)
 
 
-def make_record(header: Any, tensor: Any, request_id: str, point: ExtractionPoint) -> ActivationRecord:
-    """Returns the record that `header` and `tensor` describe."""
+def make_record(
+    batch: ipc.Batch, index: int, request_id: str, point: ExtractionPoint, *, in_place: bool
+) -> ActivationRecord:
+    """Returns a record of a batch, its tensor a copy of its own, or a view of shared memory."""
+    form, _, layer, token_pos, flags, timestamp = batch.facts(index)
+    tensor = (
+        frames.rebuild_form_view(form, batch.view(index)) if in_place else frames.rebuild_form(form, batch.copy(index))
+    )
+    is_generated = flags & FLAG_IS_GENERATED != 0
     return ActivationRecord(
-        request_id,
-        point.name,
-        int(header["layer"]),
-        int(header["token_pos"]),
-        point.tensor_type,
-        tensor,
-        bool(header["flags"] & FLAG_IS_GENERATED),
-        float(header["timestamp"]),
+        request_id, point.name, layer, token_pos, point.tensor_type, tensor, is_generated, timestamp
     )

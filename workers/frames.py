@@ -6,7 +6,16 @@ the same for verdicts, metadata and contexts. Nothing that is read is trusted.
 
 from undercurrent.workers.kinds import OPAQUE_KIND_MIN
 from undercurrent.workers.payloads import describe, encode_opaque
-from undercurrent.workers.rebuilding import HEADER_DTYPE, load_libraries, rebuild, rebuild_view, stack
+from undercurrent.workers.rebuilding import (
+    HEADER_DTYPE,
+    load_libraries,
+    load_libraries_of,
+    rebuild,
+    rebuild_form,
+    rebuild_form_view,
+    rebuild_view,
+    stack,
+)
 from undercurrent.workers.references import MalformedValueError
 from undercurrent.workers.value_reader import decode_value
 from undercurrent.workers.value_writer import encode_value
@@ -20,7 +29,10 @@ __all__ = [
     "encode_opaque",
     "encode_value",
     "load_libraries",
+    "load_libraries_of",
     "rebuild",
+    "rebuild_form",
+    "rebuild_form_view",
     "rebuild_view",
     "stack",
 ]

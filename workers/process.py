@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import socket
@@ -16,6 +17,8 @@ from undercurrent.workers.tensors import load_torch
 from undercurrent.workers.worker import Worker
 
 _logger = logging.getLogger("undercurrent.workers")
+
+_PR_SET_TIMERSLACK = 29  # prctl(2)
 
 
 def run(order: SpawnOrder, fds: Sequence[int]) -> None:
@@ -37,6 +40,7 @@ def serve(fds: Sequence[int], worker_type: type[Worker], *, prepare: Callable[[]
 
     For `prepare` see `Worker`.
     """
+    _sharpen_timers()
     sock_fd, control_fd, payload_fd, engine_pidfd = fds
     lane = ConsumerLane(control_fd, payload_fd)
     os.close(control_fd)
@@ -47,6 +51,11 @@ def serve(fds: Sequence[int], worker_type: type[Worker], *, prepare: Callable[[]
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     worker.run()
+
+
+def _sharpen_timers() -> None:
+    """Lets this thread's timers end on time: by default the kernel adds up to 50 us, a quarter of a worker's nap."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 
 
 class _EngineLogHandler(logging.Handler):

@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,8 @@ from undercurrent.workers.value_reader import decode_value
 if TYPE_CHECKING:
     from undercurrent.ipc import Batch
 
-__all__ = ["HEADER_DTYPE", "load_libraries", "rebuild", "rebuild_view", "stack"]
+__all__ = ["HEADER_DTYPE", "load_libraries", "load_libraries_of", "rebuild", "rebuild_form", "rebuild_form_view"]
+__all__ += ["rebuild_view", "stack"]
 
 HEADER_DTYPE = np.dtype(HEADER_FIELDS)
 """One record header of `Batch.headers`, as a numpy record."""
@@ -49,9 +50,10 @@ def _offset(name: str) -> int:
 
 _KIND = _offset("kind")
 _SHAPE_END = _offset("shape") + 16
-# Length, kind, dtype and shape lie side by side: one slice of the header is the key of a builder.
+# Length, kind, dtype and shape lie side by side: one slice of the header, its form, is the key of a builder.
 _FORM = slice(_offset("length"), _SHAPE_END)
 _FORM_FORMAT = struct.Struct("<I4B4I")
+_KIND_OF_FORM = _KIND - _FORM.start
 assert _FORM.stop - _FORM.start == _FORM_FORMAT.size
 
 _DTYPES = {
@@ -74,12 +76,20 @@ _TYPED_ARRAY_CODES = {kind: code for code, kind in kinds.TYPED_ARRAY_KINDS.items
 _TORCH_KINDS = frozenset((kinds.TORCH, kinds.PACKED_TENSOR))
 
 _plans: dict[bytes, tuple[int, _Builder]] = {}
+_gathers: dict[bytes, tuple[tuple[int, ...], np.dtype[Any], bool] | None] = {}
 
 
 def load_libraries(headers: bytes) -> None:
     """Imports what rebuilding the records of `Batch.headers` needs, before a probe's time is measured."""
     if "torch" not in sys.modules and not _TORCH_KINDS.isdisjoint(headers[_KIND :: HEADER_DTYPE.itemsize]):
         load_torch()
+
+
+def load_libraries_of(batch: Batch) -> None:
+    """The same for the records of a batch; quick for forms that were met before."""
+    form = batch.form
+    if form not in _plans and form not in _gathers:
+        load_libraries(batch.headers)
 
 
 def rebuild(header: Header, payload: _Payload) -> Any:
@@ -90,12 +100,15 @@ def rebuild(header: Header, payload: _Payload) -> Any:
     Raises:
         MalformedValueError: header and payload are not what a producer of ours writes.
     """
-    raw = header if isinstance(header, bytes) else header.tobytes()
-    kind = raw[_KIND]
+    return rebuild_form((header if isinstance(header, bytes) else header.tobytes())[_FORM], payload)
+
+
+def rebuild_form(form: bytes, payload: _Payload) -> Any:
+    """`rebuild` of a record whose form is known: see `Batch.facts`."""
+    kind = form[_KIND_OF_FORM]
     try:
         if kind >= kinds.OPAQUE_KIND_MIN:
             return _OPAQUE_BUILDERS[kind](payload)
-        form = raw[_FORM]
         length, build = _plans.get(form) or _make_plan(form)
         if len(payload) != length:
             raise MalformedValueError(f"a record of {length} bytes came with {len(payload)}")
@@ -114,17 +127,20 @@ def rebuild_view(header: Header, view: memoryview) -> Any:
     Raises:
         MalformedValueError: header and payload are not what a producer of ours writes.
     """
-    raw = header if isinstance(header, bytes) else header.tobytes()
-    if raw[_KIND] != kinds.NUMPY:
-        return rebuild(raw, view)
-    form = raw[_FORM]
+    return rebuild_form_view((header if isinstance(header, bytes) else header.tobytes())[_FORM], view)
+
+
+def rebuild_form_view(form: bytes, view: memoryview) -> Any:
+    """`rebuild_view` of a record whose form is known: see `Batch.facts`."""
+    if form[_KIND_OF_FORM] != kinds.NUMPY:
+        return rebuild_form(form, view)
     length, build = _plans.get(form) or _make_plan(form)
     if len(view) != length:
         raise MalformedValueError(f"a record of {length} bytes came with {len(view)}")
     return build(view)
 
 
-def stack(headers: np.ndarray[Any, Any], batch: Batch) -> np.ndarray[Any, Any]:
+def stack(batch: Batch) -> np.ndarray[Any, Any]:
     """Returns all tensors of a batch one behind the other, `(n, *shape)`, C-order and owned.
 
     One gather when they are alike; bfloat16 is widened to float32, which holds all its values.
@@ -132,14 +148,11 @@ def stack(headers: np.ndarray[Any, Any], batch: Batch) -> np.ndarray[Any, Any]:
     Raises:
         ProbingValueError: the tensors differ in shape, or are of no numbers.
     """
-    raw = headers.tobytes()
-    size = HEADER_DTYPE.itemsize
-    forms = {raw[start + _FORM.start : start + _FORM.stop] for start in range(0, len(raw), size)}
-    if len(forms) == 1:
-        gathered = _gather(forms.pop(), batch)
-        if gathered is not None:
-            return gathered
-    tensors = [rebuild(raw[index * size : (index + 1) * size], batch.copy(index)) for index in range(len(batch))]
+    form = batch.form
+    gathered = None if form is None else _gather(form, batch)
+    if gathered is not None:
+        return gathered
+    tensors = [rebuild_form(batch.facts(index)[0], batch.copy(index)) for index in range(len(batch))]
     try:
         return np.stack([as_array(tensor) for tensor in tensors])
     except (ValueError, TypeError) as error:
@@ -150,24 +163,30 @@ def stack(headers: np.ndarray[Any, Any], batch: Batch) -> np.ndarray[Any, Any]:
 
 def _gather(form: bytes, batch: Batch) -> np.ndarray[Any, Any] | None:
     """Copies all payloads in one call; None where the kind is not made of plain items."""
+    plan = _gathers[form] if form in _gathers else _plan_gather(form)
+    if plan is None:
+        return None
+    shape, dtype, is_widened = plan
+    stacked: np.ndarray[Any, Any] = np.empty((len(batch), *shape), dtype)
+    batch.gather(stacked)
+    return np.left_shift(stacked, 16, dtype=np.uint32).view(np.float32) if is_widened else stacked
+
+
+def _plan_gather(form: bytes) -> tuple[tuple[int, ...], np.dtype[Any], bool] | None:
+    """Shape and dtype of one record's items, and whether they are the upper halves of float32."""
     length, kind, code_and_bits, shape = _split(form)
     flat = _FLAT_KINDS.get(kind)
     if flat is not None:
         shape = (length // flat.itemsize,)
+    is_widened = kind == kinds.TORCH and code_and_bits == _BFLOAT16
     is_plain = kind in (kinds.NUMPY, kinds.TORCH, kinds.SCALAR)
-    dtype = flat or (_DTYPES.get(code_and_bits) if is_plain else None)
-    if dtype is None and kind == kinds.TORCH and code_and_bits == _BFLOAT16:
-        halves: Any = np.empty((len(batch), *shape), np.uint16)
-        batch.gather(halves)
-        widened: np.ndarray[Any, Any] = np.left_shift(halves, 16, dtype=np.uint32).view(np.float32)
-        return widened
-    if dtype is None:
-        return None
-    stacked: Any = np.empty((len(batch), *shape), dtype)
-    if stacked.nbytes != length * len(batch):
+    dtype = np.dtype(np.uint16) if is_widened else flat or (_DTYPES.get(code_and_bits) if is_plain else None)
+    if dtype is not None and math.prod(shape) * dtype.itemsize != length:
         raise MalformedValueError(f"records of dtype {dtype} and shape {shape} came with {length} bytes each")
-    batch.gather(stacked)
-    return cast("np.ndarray[Any, Any]", stacked)
+    if len(_gathers) >= _PLANS_MAX:
+        _gathers.clear()
+    plan = _gathers[form] = None if dtype is None else (shape, dtype, is_widened)
+    return plan
 
 
 def _make_plan(form: bytes) -> tuple[int, _Builder]:

@@ -6,12 +6,9 @@ Everything here runs on the worker's one thread.
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
-
-import numpy as np
 
 from undercurrent.core import (
     Coverage,
@@ -33,8 +30,6 @@ from undercurrent.workers.plans import USER_ACTIVATIONS, USER_ERRORS, USER_LATEN
 _logger = logging.getLogger("undercurrent.workers")
 
 _REFUSALS = ("block_timeout", "no_memory", "unsupported", "too_large")
-_PUBLISHED_AT: int = dict(frames.HEADER_DTYPE.fields or {})["monotonic_ns"][1]
-_read_published = struct.Struct("<Q").unpack_from
 
 
 class ProbeMaker(Protocol):
@@ -205,54 +200,49 @@ class ServedBinding:
     def _handle(self, batch: Batch) -> None:
         if self._probe is None:
             return
-        raw = batch.headers
-        headers = np.frombuffer(raw, dtype=frames.HEADER_DTYPE)
-        frames.load_libraries(raw)
+        count = len(batch)
+        waited_ns = self._sample_wait(batch, count)
+        frames.load_libraries_of(batch)
         started_ns = time.perf_counter_ns()
-        self._note_wait(raw, len(batch))
         if self._is_batching:
-            self._handle_many(batch, headers)
+            self._handle_many(batch)
         else:
-            for index in range(len(batch)):
-                self._handle_one(batch, headers[index], index)
+            for index in range(count):
+                self._handle_one(batch, index)
         self.latency_ns += time.perf_counter_ns() - started_ns
-        self.activations += len(batch)
+        self.activations += count
+        self.meter.note_wait(waited_ns, count)  # behind the calls, which somebody waits for
         set_user = self.ring.set_user
         set_user(USER_ACTIVATIONS, self.activations)
         set_user(USER_LATENCY_NS, self.latency_ns)
         set_user(USER_SIGNALS, self.signals)
 
-    def _note_wait(self, headers: bytes, count: int) -> None:
-        """Measures how long one record of a batch waited, for all of them; another one in each batch."""
+    def _sample_wait(self, batch: Batch, count: int) -> int:
+        """How long one record of a batch has waited, in ns; it stands for all of them, in each batch another one."""
         self._batch_number += 1
-        place = self._batch_number % count * frames.HEADER_DTYPE.itemsize + _PUBLISHED_AT
-        self.meter.note_wait(time.monotonic_ns() - _read_published(headers, place)[0], count)
+        return batch.age_ns(self._batch_number % count)
 
-    def _handle_one(self, batch: Batch, header: Any, index: int) -> None:
+    def _handle_one(self, batch: Batch, index: int) -> None:
         assert self._probe is not None
         started_ns = 0
         try:
-            if self._is_in_place:
-                tensor = frames.rebuild_view(header, batch.view(index))
-            else:
-                tensor = frames.rebuild(header, batch.copy(index))
-            record = make_record(header, tensor, self.request_id, self.point)
+            record = make_record(batch, index, self.request_id, self.point, in_place=self._is_in_place)
             self._note_call(self.binding_id)
             started_ns = time.monotonic_ns()
             signal = self._probe.on_activation(record)
         except BaseException as error:
             if started_ns:
                 self.meter.note_call(time.monotonic_ns() - started_ns)
-            self._note_error(header, error)
+            self._note_error(_header_of(batch, index), error)
             return
         self.meter.note_call(time.monotonic_ns() - started_ns)
         if signal is not None:
-            self._taker.take_signal(self, header, signal)
+            self._taker.take_signal(self, _header_of(batch, index), signal)
 
-    def _handle_many(self, batch: Batch, headers: np.ndarray[Any, Any]) -> None:
+    def _handle_many(self, batch: Batch) -> None:
         assert self._probe is not None
         activations = RingBatch(
-            batch, headers, self.request_id, self.point, in_place=self._is_in_place, first=self.ring.queue_depth
+            batch, self.request_id, self.point, in_place=self._is_in_place, first=self.ring.queue_depth
         )
         started_ns = time.monotonic_ns()
         try:
@@ -260,14 +250,14 @@ class ServedBinding:
             signals = self._probe.on_activations(activations)
         except BaseException as error:
             self.errors += len(batch) - 1
-            self._note_error(headers[0], error)
+            self._note_error(_header_of(batch, 0), error)
             return
         finally:
             self.meter.note_call(time.monotonic_ns() - started_ns, len(batch))
             activations.detach()
-        for header, signal in zip(headers, signals or (), strict=False):
+        for index, signal in zip(range(len(batch)), signals or (), strict=False):
             if signal is not None:
-                self._taker.take_signal(self, header, signal)
+                self._taker.take_signal(self, _header_of(batch, index), signal)
 
     def _note_error(self, header: Any, error: BaseException) -> None:
         """Counts and logs what a probe raised; `SystemExit` and `KeyboardInterrupt` end no worker either."""
@@ -313,3 +303,9 @@ class ServedBinding:
             return result
         empty.verdict = result
         return empty
+
+
+def _header_of(batch: Batch, index: int) -> dict[str, int]:
+    """What names a record where a signal of it is told."""
+    _, sequence, layer, token_pos, _, _ = batch.facts(index)
+    return {"seq": sequence, "layer": layer, "token_pos": token_pos}

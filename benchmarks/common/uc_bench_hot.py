@@ -219,21 +219,37 @@ def throughput(records=20000, hidden=4096):
     result = router.end_request("r")["mean"]
     elapsed = time.perf_counter() - started
     router.shutdown()
-    return {"records_per_s": records / elapsed, "seen": result.verdict}
+    return {
+        "records_per_s": records / elapsed,
+        "seen": result.verdict,
+        "floor_records_per_s": _floor_per_s(hidden),
+    }
 
 
-def latency(gap_s=0.001, records=1000):
-    """From making a record to the probe's first line, at one record per `gap_s`."""
+def _floor_per_s(hidden, batch=16):
+    """What one thread copies out of memory and multiplies, `batch` records at a time, while nobody writes there."""
+    rows = np.random.default_rng(0).random((64 << 20) // (4 * hidden) // batch * batch * hidden, dtype=np.float32)
+    batches = rows.reshape(-1, batch, hidden)
+    weights = np.full(hidden, 1 / hidden, dtype=np.float32)
+    started = time.perf_counter()
+    for each in batches:
+        float((each.copy() @ weights).sum())
+    return len(batches) * batch / (time.perf_counter() - started)
+
+
+def latency(gap_s=0.001, records=1000, unevenness=0.0):
+    """From making a record to the probe's first line, at one record per `gap_s`, more or less by `unevenness` of it."""
+    gaps_s = gap_s * (1 + unevenness * np.random.default_rng(1).uniform(-1, 1, records))
     router = make_router(probes.LatencyProbe)
     point = make_point("monitor")
     tensor = np.random.default_rng(0).random(HIDDEN_8KIB, dtype=np.float32)
     warm(router, [point], tensor)
     router.register_request("r", [point], context("r"))
-    for index in range(records):
+    for index, pause_s in enumerate(gaps_s.tolist()):
         if gap_s >= 0.0005:
-            time.sleep(gap_s)
+            time.sleep(pause_s)
         else:
-            until = time.perf_counter() + gap_s
+            until = time.perf_counter() + pause_s
             while time.perf_counter() < until:
                 pass
         router.route(record("r", "monitor", index, tensor))

@@ -21,6 +21,17 @@
 #define UC_BARE_PARK_NS 10000000ull /* without membarrier a wake may be missed: look again soon */
 #define UC_ROOM_SPIN_NS 10000ull
 
+/* The pace of records. A spin for an expected one begins at most UC_PACE_LEAD_NS_MAX, or a 16th of
+ * the gap and a timer's lateness, before it is due, and ends as long after that. */
+#define UC_PACE_GAP_NS_MIN 200000ull /* closer together, a spin or a nap finds them */
+#define UC_PACE_GAP_NS_MAX 500000000ull
+#define UC_PACE_STEADY_MIN 2u
+#define UC_PACE_NAP_NS 500000ull /* fewer naps pay for the spins; off its pace a record waits */
+#define UC_PACE_COLD_NS 2000000ull
+#define UC_PACE_LEAD_NS_MIN 5000ull
+#define UC_PACE_LEAD_NS_MAX 500000ull
+#define UC_PACE_WAKE_NS 60000ull /* a timer is about this late, more after a long sleep */
+
 uint64_t uc_monotonic_ns(void)
 {
     struct timespec now;
@@ -195,29 +206,127 @@ static uc_status_t sleep_once(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint
 
 static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
+/* ---- the pace of records -------------------------------------------------------------------- */
+
+static uint64_t lead_max(const uc_sleeper_t *sleeper)
+{
+    return smaller(sleeper->gap_ns / 16u + UC_PACE_WAKE_NS, UC_PACE_LEAD_NS_MAX);
+}
+
+void uc_doorbell_arrived(uc_sleeper_t *sleeper, uint32_t ring_index, uint64_t published_ns)
+{
+    uint64_t gap_ns = published_ns - sleeper->arrival_ns;
+    if (!sleeper->is_arrival_open || gap_ns < UC_PACE_GAP_NS_MIN)
+        return; /* of the same step as the one before */
+    sleeper->is_arrival_open = false;
+    sleeper->arrival_ns = published_ns;
+    sleeper->arrival_ring = ring_index;
+    uint64_t change_ns =
+        gap_ns > sleeper->gap_ns ? gap_ns - sleeper->gap_ns : sleeper->gap_ns - gap_ns;
+    if (gap_ns <= UC_PACE_GAP_NS_MAX && change_ns <= sleeper->gap_ns / 16u) {
+        sleeper->steady_count++;
+        sleeper->gap_ns = (7u * sleeper->gap_ns + gap_ns) / 8u;
+    } else {
+        sleeper->steady_count = 0;
+        sleeper->gap_ns = smaller(gap_ns, UC_PACE_GAP_NS_MAX);
+        sleeper->lead_ns = lead_max(sleeper) / 2u;
+    }
+}
+
+/* When to be awake for the next record, and until when; both 0 where no pace is known. */
+typedef struct {
+    uint64_t begin_ns;
+    uint64_t end_ns;
+} uc_window_t;
+
+static uc_window_t expect(const uc_sleeper_t *sleeper)
+{
+    uc_window_t window = {0, 0};
+    if (sleeper->steady_count >= UC_PACE_STEADY_MIN && !sleeper->never_naps) {
+        uint64_t due_ns = sleeper->arrival_ns + sleeper->gap_ns;
+        window.begin_ns = due_ns - sleeper->lead_ns;
+        window.end_ns = due_ns + sleeper->lead_ns;
+    }
+    return window;
+}
+
+static bool is_within(const uc_window_t *window, uint64_t now_ns)
+{
+    return now_ns >= window->begin_ns && now_ns < window->end_ns;
+}
+
+/* The lead is a quantile of what it has to cover, the timer's lateness and the unevenness of the
+ * pace: one record met after a sleep adds as much as sixteen met in a spin take away. */
+static void learn(uc_sleeper_t *sleeper, bool was_asleep)
+{
+    uint64_t most_ns = lead_max(sleeper);
+    if (was_asleep)
+        sleeper->lead_ns = smaller(sleeper->lead_ns + most_ns / 16u, most_ns);
+    else if (sleeper->lead_ns > UC_PACE_LEAD_NS_MIN + most_ns / 256u)
+        sleeper->lead_ns -= most_ns / 256u;
+}
+
+/* A record is due: once before it, the ring of the last one is called ready, so that its consumer
+ * looks at it in vain and has its code in the caches. After a short pause it has that anyhow. */
+static bool rehearses(uc_sleeper_t *sleeper)
+{
+    if (sleeper->gap_ns < UC_PACE_COLD_NS || sleeper->rehearsed_ns == sleeper->arrival_ns)
+        return false;
+    sleeper->rehearsed_ns = sleeper->arrival_ns;
+    sleeper->is_arrival_open = true; /* the record may come before the next wait */
+    uc_doorbell_mark(sleeper, sleeper->arrival_ring);
+    return true;
+}
+
+/* ---- waiting -------------------------------------------------------------------------------- */
+
+/* Nothing is there: spins a moment, or sleeps once. The answer is that of the last look. */
+static uc_status_t rest(const uc_lane_t *lane, uc_sleeper_t *sleeper, const uc_window_t *window,
+                        uint64_t spin_end_ns, uint64_t now_ns, uint64_t left_ns)
+{
+    bool is_early = now_ns < window->begin_ns;
+    uint64_t early_ns = is_early ? smaller(window->begin_ns - now_ns, UC_PARK_NS) : UC_PARK_NS;
+    bool is_active = now_ns - sleeper->last_event_ns < UC_ACTIVE_NS && !sleeper->never_naps;
+    if ((is_active && now_ns < spin_end_ns) || is_within(window, now_ns)) {
+        uc_pause();
+        return UC_EMPTY;
+    }
+    if (is_early ? early_ns < UC_ACTIVE_NS : is_active) {
+        uint64_t nap_ns = is_early ? smaller(early_ns, UC_PACE_NAP_NS) : UC_NAP_NS;
+        return sleep_once(lane, sleeper, UC_NAPPING, smaller(nap_ns, left_ns));
+    }
+    return sleep_once(lane, sleeper, UC_PARKED, smaller(early_ns, left_ns));
+}
+
 /* Blocks. Worker's thread, one at a time. */
 uc_status_t uc_doorbell_wait(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint64_t deadline_ns)
 {
-    uint64_t begin_ns = uc_monotonic_ns();
-    uint64_t now_ns = begin_ns;
+    uint64_t now_ns = uc_monotonic_ns();
+    uint64_t spin_end_ns = now_ns + UC_SPIN_NS;
+    uc_window_t window = expect(sleeper);
+    bool was_asleep = false;
     for (;;) {
         uc_status_t status = look(lane, sleeper);
-        bool is_active = now_ns - sleeper->last_event_ns < UC_ACTIVE_NS && !sleeper->never_naps;
         if (status == UC_EMPTY && now_ns >= deadline_ns)
             return UC_TIMEOUT;
-        if (status == UC_EMPTY && is_active && now_ns - begin_ns < UC_SPIN_NS)
-            uc_pause();
-        else if (status == UC_EMPTY && is_active)
-            status =
-                sleep_once(lane, sleeper, UC_NAPPING, smaller(UC_NAP_NS, deadline_ns - now_ns));
-        else if (status == UC_EMPTY)
-            status =
-                sleep_once(lane, sleeper, UC_PARKED, smaller(UC_PARK_NS, deadline_ns - now_ns));
-        now_ns = uc_monotonic_ns();
-        if (status == UC_OK)
+        if (status == UC_EMPTY) {
+            uint64_t before_ns = now_ns;
+            status = rest(lane, sleeper, &window, spin_end_ns, now_ns, deadline_ns - now_ns);
+            now_ns = uc_monotonic_ns();
+            was_asleep = now_ns - before_ns > UC_PACE_LEAD_NS_MIN;
+            if (status == UC_EMPTY && was_asleep && is_within(&window, now_ns)
+                && rehearses(sleeper))
+                return UC_OK;
+            if (status == UC_EMPTY)
+                continue;
+        }
+        if (status == UC_OK) {
+            if (is_within(&window, now_ns))
+                learn(sleeper, was_asleep);
             sleeper->last_event_ns = now_ns;
-        if (status != UC_EMPTY)
-            return status;
+            sleeper->is_arrival_open = true;
+        }
+        return status;
     }
 }
 

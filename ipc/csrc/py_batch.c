@@ -105,18 +105,23 @@ static int check_usable(const uc_batch_t *self)
     return -1;
 }
 
-/* The record's index, or -1 with an error set. */
-static Py_ssize_t parse_index(const uc_batch_t *self, PyObject *argument)
+/* The record's index, or -1 with an error set; headers are there after `finish`, too. */
+static Py_ssize_t parse_header_index(const uc_batch_t *self, PyObject *argument)
 {
     Py_ssize_t index = PyLong_AsSsize_t(argument);
     if (index == -1 && PyErr_Occurred())
         return -1;
-    if (index < 0 || index >= (Py_ssize_t)self->count) {
-        PyErr_Format(PyExc_IndexError, "record %zd is outside of a batch of %u", index,
-                     self->count);
-        return -1;
-    }
-    return check_usable(self) == 0 ? index : -1;
+    if (index >= 0 && index < (Py_ssize_t)self->count)
+        return index;
+    PyErr_Format(PyExc_IndexError, "record %zd is outside of a batch of %u", index, self->count);
+    return -1;
+}
+
+/* The same, for what needs the payload. */
+static Py_ssize_t parse_index(const uc_batch_t *self, PyObject *argument)
+{
+    Py_ssize_t index = parse_header_index(self, argument);
+    return index >= 0 && check_usable(self) == 0 ? index : -1;
 }
 
 static uc_slot_view_t *make_view(uc_batch_t *self, Py_ssize_t index)
@@ -182,8 +187,10 @@ static PyObject *batch_copy_into(PyObject *op, PyObject *const *args, Py_ssize_t
 
 static void gather_records(const uc_batch_t *self, uint8_t *target, size_t length)
 {
+    const uint8_t *sources[UC_HAND_COUNT];
     for (uint32_t i = 0; i < self->count; i++)
-        memcpy(target + i * length, record_bytes(self, i), length);
+        sources[i] = record_bytes(self, i);
+    uc_gather(target, sources, self->count, length);
 }
 
 static PyObject *batch_gather(PyObject *op, PyObject *argument)
@@ -222,6 +229,62 @@ static PyObject *batch_headers(PyObject *op, void *closure)
                                      (Py_ssize_t)(self->count * sizeof self->headers[0]));
 }
 
+/* What says how a payload is rebuilt: the header's bytes from `length` to the end of `shape`. */
+#define UC_FORM_AT offsetof(uc_slot_header_t, length)
+#define UC_FORM_BYTES (offsetof(uc_slot_header_t, token_pos) - UC_FORM_AT)
+
+static const char *form_of(const uc_batch_t *self, uint32_t index)
+{
+    return (const char *)&self->headers[index] + UC_FORM_AT;
+}
+
+static PyObject *batch_form(PyObject *op, void *closure)
+{
+    (void)closure;
+    uc_batch_t *self = (uc_batch_t *)op;
+    for (uint32_t i = 1; i < self->count; i++)
+        if (memcmp(form_of(self, i), form_of(self, 0), UC_FORM_BYTES) != 0)
+            Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize(form_of(self, 0), (Py_ssize_t)UC_FORM_BYTES);
+}
+
+/* Appends a new reference; a value that could not be made leaves the error set. */
+static int set_item(PyObject *tuple, Py_ssize_t place, PyObject *value)
+{
+    return value == NULL ? -1 : PyTuple_SetItem(tuple, place, value);
+}
+
+static PyObject *batch_facts(PyObject *op, PyObject *argument)
+{
+    uc_batch_t *self = (uc_batch_t *)op;
+    Py_ssize_t index = parse_header_index(self, argument);
+    PyObject *facts = index < 0 ? NULL : PyTuple_New(6);
+    if (facts == NULL)
+        return NULL;
+    const uc_slot_header_t *header = &self->headers[index];
+    if (set_item(
+            facts, 0,
+            PyBytes_FromStringAndSize(form_of(self, (uint32_t)index), (Py_ssize_t)UC_FORM_BYTES))
+            != 0
+        || set_item(facts, 1, PyLong_FromUnsignedLongLong(header->sequence)) != 0
+        || set_item(facts, 2, PyLong_FromLong(header->layer)) != 0
+        || set_item(facts, 3, PyLong_FromLongLong(header->token_pos)) != 0
+        || set_item(facts, 4, PyLong_FromUnsignedLong(header->flags)) != 0
+        || set_item(facts, 5, PyFloat_FromDouble(header->timestamp)) != 0)
+        Py_CLEAR(facts);
+    return facts;
+}
+
+static PyObject *batch_age_ns(PyObject *op, PyObject *argument)
+{
+    uc_batch_t *self = (uc_batch_t *)op;
+    Py_ssize_t index = parse_header_index(self, argument);
+    if (index < 0)
+        return NULL;
+    /* The time was read from shared memory and may be any: the difference wraps, and says so. */
+    return PyLong_FromLongLong((long long)(uc_monotonic_ns() - self->headers[index].monotonic_ns));
+}
+
 static PyObject *batch_held(PyObject *op, void *closure)
 {
     (void)closure;
@@ -244,6 +307,14 @@ static PyMethodDef batch_methods[] = {
     {"copy_into", UC_METHOD(batch_copy_into), METH_FASTCALL,
      "copy_into($self, index, buffer, /)\n--\n\nCopies a record's payload; the number of bytes.\n\n"
      "Raises:\n    ValueError: the buffer is too small."},
+    {"facts", batch_facts, METH_O,
+     "facts($self, index, /)\n--\n\n"
+     "(form, sequence, layer, token_pos, flags, timestamp) of a record, from its checked "
+     "header.\n\n"
+     "The form is the header from `length` to `shape`: equal forms are rebuilt alike."},
+    {"age_ns", batch_age_ns, METH_O,
+     "age_ns($self, index, /)\n--\n\nNanoseconds since a record was published, as its header "
+     "says."},
     {"gather", batch_gather, METH_O,
      "gather($self, buffer, /)\n--\n\nCopies all payloads, end to end; the number of bytes.\n\n"
      "Raises:\n    ValueError: the lengths differ or the buffer is too small."},
@@ -252,6 +323,8 @@ static PyMethodDef batch_methods[] = {
 
 static PyGetSetDef batch_getset[] = {
     {"headers", batch_headers, NULL, "The records' headers, 128 bytes each: checked copies.", NULL},
+    {"form", batch_form, NULL, "The form of all records (see `facts`), None where they differ.",
+     NULL},
     {"held", batch_held, NULL, "Slots that living views kept at `finish`.", NULL},
     {"is_finished", batch_is_finished, NULL, "Whether `finish` was called.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

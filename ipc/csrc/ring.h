@@ -323,6 +323,11 @@ void uc_consumer_detach(uc_consumer_t *ring);
  * does not order them (Intel SDM vol. 1, 10.4.6.2). */
 void uc_slots_fill(const uc_fill_t *fills, uint32_t count);
 
+/* ---- copying out (gather.c) ----------------------------------------------------------------- */
+
+/* Copies `count` payloads of `length` bytes each, end to end. Pure; any thread. */
+void uc_gather(uint8_t *target, const uint8_t *const *sources, size_t count, size_t length);
+
 /* ---- doorbell (doorbell.c; Linux) ----------------------------------------------------------- */
 
 /* What one consumer lane remembers between waits. Zeroed by the caller at attach; `seen` and
@@ -331,6 +336,13 @@ typedef struct {
     uint32_t *seen;                  /* the tick of each ring when it was last collected */
     uint64_t *pending;               /* rings that the consumer left before they were empty */
     uint64_t last_event_ns;          /* CLOCK_MONOTONIC when a wait last found something */
+    uint64_t arrival_ns;             /* when the first record after a wait had been published */
+    uint64_t gap_ns;                 /* from one such record to the next, smoothed */
+    uint64_t lead_ns;                /* how long before the next one the consumer is awake */
+    uint64_t rehearsed_ns;           /* the arrival after which the next one was rehearsed */
+    uint32_t arrival_ring;
+    uint32_t steady_count;           /* gaps in a row that were alike */
+    bool is_arrival_open; /* a wait found something: the next record taken is the first */
     _Atomic uint32_t is_interrupted; /* set by uc_doorbell_interrupt, taken by the next wait */
     uint32_t mail_seen;
     uint32_t ring_limit; /* rings with index below this are looked at */
@@ -364,10 +376,15 @@ uint64_t uc_doorbell_collect(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint3
 void uc_doorbell_mark(uc_sleeper_t *sleeper, uint32_t ring_index);
 
 /* Spins up to 20 us, naps by timer while something came within the last 20 ms, then parks;
- * where it never naps, it parks at once. UC_OK
+ * where it never naps, it parks at once. Where records came at a steady pace, it sleeps until
+ * shortly before the next one is due, calls its ring ready once in advance, and spins for it. UC_OK
  * when a ring is ready or mail is new, UC_INTERRUPTED, UC_SIGNALLED, UC_TIMEOUT at
  * deadline_ns (CLOCK_MONOTONIC). A lane that closes sends mail. Blocks; consumer. */
 uc_status_t uc_doorbell_wait(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint64_t deadline_ns);
+
+/* Tells when a record that was taken had been published, for the pace of those to come. The time is
+ * read from shared memory: nonsense makes a sleep or a spin no longer than others. Consumer. */
+void uc_doorbell_arrived(uc_sleeper_t *sleeper, uint32_t ring_index, uint64_t published_ns);
 
 /* Says whose user code runs from now on, 0 for none. Two stores; consumer. */
 void uc_doorbell_set_activity(const uc_lane_t *lane, uint64_t generation);

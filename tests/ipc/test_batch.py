@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import numpy as np
 import pytest
-from ipc_rig import Rig, payloads_of, rig
+from ipc_rig import Rig, headers_of, payloads_of, rig
 
 from undercurrent.errors import RingError
 from undercurrent.ipc import Batch
@@ -189,3 +190,40 @@ def test_closed_lane_refuses_batches_and_takes() -> None:
         for call in (lambda: batch.view(0), lambda: both.reader.take(1), lambda: both.consumer.wait(0)):
             with pytest.raises(RingError):
                 call()
+
+
+def test_facts_are_what_the_header_says_and_outlive_the_batch() -> None:
+    with rig() as both:
+        batch = taken(both, b"abc", b"de")
+        both.reader.finish(batch)
+        headers = headers_of(batch)
+        for index, header in enumerate(headers):
+            form, *rest = batch.facts(index)
+            assert form == batch.headers[index * 128 + 16 : index * 128 + 40]
+            assert rest == [header[name] for name in ("seq", "layer", "token_pos", "flags", "timestamp")]
+            assert 0 <= batch.age_ns(index) <= time.monotonic_ns() - header["monotonic_ns"]
+        for call in (batch.facts, batch.age_ns):
+            for index in (-1, 2):
+                with pytest.raises(IndexError, match="outside of a batch of 2"):
+                    call(index)
+            with pytest.raises(TypeError):
+                call("0")  # type: ignore[arg-type]
+
+
+def test_a_batch_has_a_form_where_its_records_are_alike() -> None:
+    with rig() as both:
+        alike = taken(both, b"abc", b"def")
+        assert alike.form == alike.facts(0)[0] == alike.facts(1)[0]
+        both.reader.finish(alike)
+        assert taken(both, b"abc", b"de").form is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 7, 8, 9, 16])
+@pytest.mark.parametrize("length", [0, 1, 1535, 1536, 8191, 8256, 30001])
+def test_gather_copies_every_byte_of_every_record(count: int, length: int) -> None:
+    payloads = [np.random.default_rng(index).bytes(length) for index in range(count)]
+    with rig(depth=16) as both:
+        batch = taken(both, *payloads)
+        target = bytearray(b"x" * (count * length + 7))
+        assert batch.gather(target) == count * length
+        assert target == b"".join(payloads) + b"x" * 7

@@ -29,7 +29,7 @@ from planted import EDITS, PlantedEdit
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent / "ipc" / "csrc"
 BUILD = HERE.parent.parent / "build" / "native"
-CORE = ("ring.c", "consumer.c", "layout.c", "copy.c", "doorbell.c", "answer.c")
+CORE = ("ring.c", "consumer.c", "layout.c", "copy.c", "gather.c", "doorbell.c", "answer.c")
 FLAGS = ["-std=gnu11", "-g", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
 SANITIZED = ["-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
 ASAN = [*SANITIZED, "-fsanitize=address,undefined"]

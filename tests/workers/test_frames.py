@@ -297,8 +297,8 @@ def test_a_stack_has_all_rows_of_a_batch(lane: Lane, dtype: str) -> None:
     rows = np.arange(12).reshape(3, 2, 2).astype(dtype)
     for row in rows:
         lane.publish(row)
-    headers, batch = lane.take()
-    stacked = stack(headers, batch)
+    _, batch = lane.take()
+    stacked = stack(batch)
     lane.reader.finish(batch)
     assert stacked.dtype == rows.dtype
     np.testing.assert_array_equal(stacked, rows)
@@ -311,8 +311,8 @@ def test_a_stack_of_bfloat16_is_widened_without_loss(lane: Lane) -> None:
     rows[1, 1] = float("-inf")
     for row in rows:
         lane.publish(row)
-    headers, batch = lane.take()
-    stacked = stack(headers, batch)
+    _, batch = lane.take()
+    stacked = stack(batch)
     lane.reader.finish(batch)
     np.testing.assert_array_equal(stacked, rows.float().numpy())
 
@@ -323,8 +323,8 @@ def test_a_stack_of_torch_rows_is_a_numpy_array(lane: Lane, name: str) -> None:
     rows = torch.ones(3, 2).to(getattr(torch, name))
     for row in rows:
         lane.publish(row)
-    headers, batch = lane.take()
-    stacked = stack(headers, batch)
+    _, batch = lane.take()
+    stacked = stack(batch)
     lane.reader.finish(batch)
     assert stacked.dtype == np.float32
     assert stacked.tolist() == [[1, 1]] * 3
@@ -334,8 +334,8 @@ def test_a_stack_of_torch_rows_is_a_numpy_array(lane: Lane, name: str) -> None:
 def test_a_stack_of_lists_has_their_numbers(lane: Lane, rows: list[Any]) -> None:
     for row in rows:
         lane.publish(row)
-    headers, batch = lane.take()
-    stacked = stack(headers, batch)
+    _, batch = lane.take()
+    stacked = stack(batch)
     lane.reader.finish(batch)
     np.testing.assert_array_equal(stacked, np.array([list(row) for row in rows]))
 
@@ -343,8 +343,8 @@ def test_a_stack_of_lists_has_their_numbers(lane: Lane, rows: list[Any]) -> None
 def test_rows_of_different_shape_have_no_stack(lane: Lane) -> None:
     lane.publish(np.zeros(2))
     lane.publish(np.zeros(3))
-    headers, batch = lane.take()
+    _, batch = lane.take()
     with pytest.raises(ProbingValueError, match="one shape") as caught:
-        stack(headers, batch)
+        stack(batch)
     lane.reader.finish(batch)
     assert isinstance(caught.value, UndercurrentError)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-import numpy as np
-import pytest
-from router_points import make_point
+from ipc_rig import rig
+from router_points import Collect, context, make_point
 
+from undercurrent.core import ProbeFactory
 from undercurrent.workers import serving
-from undercurrent.workers.frames import HEADER_DTYPE
 from undercurrent.workers.meters import PointMeter
 
 
@@ -22,20 +22,36 @@ class Heard(PointMeter):
         self.waits.append((duration_ns, count))
 
 
-class SilentRing:
-    def set_user(self, index: int, value: int) -> None:
-        """Counts for nobody."""
+class Ages:
+    """Four records, by the time they have waited."""
+
+    def age_ns(self, index: int) -> int:
+        return (900, 800, 700, 600)[index]
 
 
-def test_each_batch_has_another_record_measured_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving.time, "monotonic_ns", lambda: 1_000)
-    meter, ring, taker = Heard(), SilentRing(), object()
-    parts: dict[str, Any] = {"ring": ring, "taker": taker, "note_call": id, "restarts": 0, "reasons": ()}
-    binding = serving.ServedBinding(binding_id=1, request_id="r", point=make_point(mode="async"), meter=meter, **parts)
-    headers = np.zeros(4, dtype=HEADER_DTYPE)
-    headers["monotonic_ns"] = [100, 200, 300, 400]
-    for _ in range(4):
-        binding._note_wait(headers.tobytes(), 4)
+def make_binding(ring: Any, meter: PointMeter) -> serving.ServedBinding:
+    parts: dict[str, Any] = {"taker": object(), "note_call": id, "restarts": 0, "reasons": ()}
+    return serving.ServedBinding(
+        binding_id=1, request_id="r", point=make_point(mode="async"), ring=ring, meter=meter, **parts
+    )
 
-    assert sorted(wait for wait, _ in meter.waits) == [600, 700, 800, 900]
-    assert {count for _, count in meter.waits} == {4}
+
+def test_each_batch_has_another_record_measured() -> None:
+    with rig() as both:
+        binding = make_binding(both.reader, PointMeter())
+        batch: Any = Ages()
+        assert sorted(binding._sample_wait(batch, 4) for _ in range(4)) == [600, 700, 800, 900]
+
+
+def test_what_one_record_waited_stands_for_all_of_its_batch() -> None:
+    meter = Heard()
+    with rig() as both:
+        binding = make_binding(both.reader, meter)
+        binding.start(ProbeFactory(Collect, {}), context("r"))
+        before_ns = time.monotonic_ns()
+        for _ in range(3):
+            both.publish(b"abc")
+        binding.serve(time.monotonic_ns())
+        ((waited_ns, count),) = meter.waits
+        assert count == binding.activations == 3
+        assert 0 <= waited_ns <= time.monotonic_ns() - before_ns
