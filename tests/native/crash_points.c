@@ -308,6 +308,91 @@ static bool kill_at_step(int victim, uint64_t kill_at, uint32_t depth, uint32_t 
     return is_over;
 }
 
+/* ---- rings that are filled together -------------------------------------------------------------- */
+
+enum { GROUP_RINGS = 3, GROUP_DEPTH = 2, GROUP_LAPS = 4, GROUP_BYTES = 3000 };
+static rig_t group[GROUP_RINGS];
+
+/* Each lap begins all rings, fills them together and commits one after the other. */
+static void play_group(uc_producer_t *producers)
+{
+    static uint8_t bytes[GROUP_RINGS][GROUP_BYTES + 8];
+    uc_slot_header_t headers[GROUP_RINGS];
+    uc_fill_t fills[GROUP_RINGS];
+    begin(PRODUCER, "group");
+    for (uint64_t lap = 1; lap <= GROUP_LAPS; lap++) {
+        for (int i = 0; i < GROUP_RINGS; i++) {
+            record_make(lap, GROUP_BYTES, &headers[i], bytes[i]);
+            CHECK_EQUAL(uc_producer_begin(&producers[i], &headers[i], bytes[i], &fills[i]), UC_OK);
+        }
+        uc_slots_fill(fills, GROUP_RINGS);
+        for (int i = 0; i < GROUP_RINGS; i++) {
+            CHECK_EQUAL(uc_producer_commit(&producers[i], 0), UC_OK);
+            uc_doorbell_announce(&group[i].producer, 0);
+        }
+    }
+    end();
+}
+
+/* Drains a ring whose producer is gone: what was published last is there, whole and in order.
+ * Returns how many records were published. */
+static uint64_t drain_of_group(const rig_t *of)
+{
+    uc_counts_t counts;
+    uc_consumer_t consumer;
+    uc_taken_t taken;
+    uc_status_t status;
+    CHECK_EQUAL(uc_ring_count(&of->consumer, 0, &counts), UC_OK);
+    CHECK_EQUAL(counts.dropped_oldest + counts.waiting, counts.published);
+    memset(&stage->hands, 0, sizeof stage->hands);
+    CHECK_EQUAL(uc_consumer_attach(&of->consumer, 0, GROUP_DEPTH, UC_DROP_OLDEST, 7, &consumer),
+                UC_OK);
+    uint64_t id = counts.dropped_oldest;
+    while ((status = uc_consumer_take(&consumer, &stage->hands, true, &taken)) == UC_OK) {
+        CHECK(taken_is_whole(of, &taken));
+        CHECK_EQUAL((uint64_t)taken.header.token_pos, ++id);
+        uc_hands_put(&stage->hands, taken.class_index, taken.slot);
+        uc_consumer_consume(&consumer, 1);
+    }
+    CHECK_EQUAL(status, UC_END_OF_STREAM);
+    CHECK_EQUAL(id, counts.published);
+    return counts.published;
+}
+
+/* True when the laps ended before the n-th step. */
+static bool kill_group_at_step(uint64_t kill_at)
+{
+    uc_producer_t producers[GROUP_RINGS];
+    memset(stage, 0, sizeof *stage);
+    for (int i = 0; i < GROUP_RINGS; i++) {
+        rig_make(&group[i], GROUP_BYTES, GROUP_DEPTH + 1 + 2, 2);
+        rig_open(&group[i], GROUP_DEPTH, UC_DROP_OLDEST, GROUP_DEPTH, &producers[i]);
+    }
+    stage->victim = PRODUCER;
+    stage->kill_at = kill_at;
+    snprintf(replay_hint, sizeof replay_hint, "crash_points: group, step %llu",
+             (unsigned long long)kill_at);
+    pid_t child = fork_bound();
+    if (child == 0) {
+        play_group(producers);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    bool is_over = WIFEXITED(status);
+    CHECK(is_over ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGKILL);
+    stage->victim = SPARED;
+    uint64_t earlier = drain_of_group(&group[0]);
+    for (int i = 1; i < GROUP_RINGS; i++) {
+        uint64_t published = drain_of_group(&group[i]);
+        CHECK(published == earlier || published + 1 == earlier);
+        earlier = published;
+    }
+    for (int i = 0; i < GROUP_RINGS; i++)
+        rig_free(&group[i]);
+    return is_over;
+}
+
 static const char *const every_label[] = {
     "publish.begin", "publish.filled",  "publish.looked",  "publish.swapped", "publish.progress",
     "publish.tail",  "publish.refused", "take.begin",      "take.looked",     "take.swapped",
@@ -329,6 +414,8 @@ int main(void)
             for (int victim = PRODUCER; victim <= CONSUMER; victim++)
                 for (uint64_t n = 1; !kill_at_step(victim, n, depth, policy); n++)
                     kills++;
+    for (uint64_t n = 1; !kill_group_at_step(n); n++)
+        kills++;
     for (size_t i = 0; i < sizeof every_label / sizeof every_label[0]; i++) {
         bool is_seen = false;
         for (int j = 0; j < label_count; j++)
