@@ -138,10 +138,11 @@ def test_a_finished_run_is_scored_again_without_the_model(folder: Path) -> None:
     assert call("reanalyze", "run", "--estimator", "banzhaf").exit_code == 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_an_interrupted_run_goes_on_where_it_stopped(folder: Path) -> None:
     arguments = ("explain", "--model", "tiny", "--prompt", "a b c d e f", "--players", "words", "--json")
-    running = start(*arguments, "--max-new-tokens", "20", "--run-folder", "run", cwd=folder)
+    # Long enough that no machine is through with all 64 before the signal comes.
+    running = start(*arguments, "--max-new-tokens", "40", "--run-folder", "run", cwd=folder)
     assert running.stderr is not None
     try:
         # The whole prompt's answer is on disk before any part is left out.
@@ -152,13 +153,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(folder: Path) -> None:
     finally:
         running.kill()
         running.communicate()
-    if running.returncode == 0:
-        pytest.skip("the run was over before the signal came")
     assert running.returncode == 130
     refused = call("reanalyze", "run")
     assert refused.exit_code == 1
     assert "has not finished; resume it first" in refused.stderr
-    resumed = call(*arguments, "--max-new-tokens", "20", "--run-folder", "run")
+    resumed = call(*arguments, "--max-new-tokens", "40", "--run-folder", "run")
     metrics = json.loads(resumed.stdout)["metrics"]
     assert metrics["executed"] < 65
     assert metrics["cache_hits"] >= 1
