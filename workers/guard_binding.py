@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from undercurrent.core import ProbeResult
 from undercurrent.errors import WorkerError
-from undercurrent.ipc.layout import CLOSED, FULL, OK, PEER_DIED, TIMEOUT
+from undercurrent.ipc.layout import CLOSED, CORRUPT, FULL, OK, PEER_DIED, TIMEOUT
 from undercurrent.spec import ActivationRecord
-from undercurrent.workers.answers import ELSEWHERE, ERROR, decode_answer, decode_error
+from undercurrent.workers.answers import ELSEWHERE, ERROR, NOTHING, decode_answer, decode_error
 from undercurrent.workers.binding import AsyncBinding
 from undercurrent.workers.references import MalformedValueError
 
@@ -37,14 +37,21 @@ class GuardAnswer(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Ask(NamedTuple):
-    """A record on its way: `GuardBinding.take` waits for its answer."""
+_SILENCE = GuardAnswer()
 
-    sequence: int
-    interrupts: int
-    asked_at: float
-    """When it was published, monotonic."""
-    deadline: float
+Ask: TypeAlias = tuple[int, int, float, float]
+"""A record on its way, `GuardBinding.take` waits for its answer: its position in the ring, the count of interruptions
+before it was sent, when that was and when its answer is due, both monotonic. A bare tuple, made once per record."""
+
+
+def _read(kind: int, data: bytes) -> GuardAnswer:
+    if kind == ERROR:
+        error_type, text = decode_error(data)
+        return GuardAnswer(reason="exception", error_type=error_type, error=text)
+    try:
+        return GuardAnswer(decode_answer(kind, data))
+    except MalformedValueError as error:
+        return GuardAnswer(reason="exception", error_type=type(error).__name__, error=str(error))
 
 
 class GuardBinding(AsyncBinding):
@@ -62,68 +69,69 @@ class GuardBinding(AsyncBinding):
         self._large = threading.Condition()
         self._large_answers: dict[int, tuple[int, bytes]] = {}  # by sequence; guarded by _large
 
-    def ask(self, record: ActivationRecord, deadline: float) -> GuardAnswer:
-        """Sends `record` and returns the guard's answer, at `deadline` (monotonic) at the latest."""
-        return self.take(self.begin(record, deadline))
+    # The next two are called once per record, with caches that have grown cold: each line not gone through saves time.
 
-    def begin(self, record: ActivationRecord, deadline: float) -> Ask | GuardAnswer:
-        """Sends `record`; `take` must follow on any thread, where it was sent. Nobody else can ask until then."""
+    def begin(self, record: ActivationRecord, asked_at: float, deadline: float) -> Ask | GuardAnswer:
+        """Sends `record`; `take` must follow on any thread, where it was sent. Nobody else can ask until then.
+
+        `asked_at` is the present moment; both are monotonic.
+        """
         turn = self._turn
-        if not turn.acquire(blocking=False) and not turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            self.note_unasked()
-            return GuardAnswer(reason="timeout")
-        is_sent = False
+        if not turn.acquire(False):
+            if not turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                self.note_unasked()
+                return GuardAnswer(reason="timeout")
+            asked_at = time.monotonic()
+        status = CORRUPT
         try:
-            ask = Ask(self.ring.next_position, self.ring.answer_interrupts, time.monotonic(), deadline)
+            ring = self.ring
+            ask = ring.next_position, ring.answer_interrupts, asked_at, deadline
             status = self._try_once(record)
-            if status not in (OK, FULL):
+            if status != OK and status != FULL:
                 status = self._accept_slowly(status, record)
-            is_sent = status in (OK, FULL)
         finally:
-            if not is_sent:
+            if status != OK and status != FULL:
                 turn.release()
-        if is_sent:
+        if status in (OK, FULL):
             return ask
         return GuardAnswer(reason="closed" if status == CLOSED else "not_taken")
 
-    def take(self, ask: Ask | GuardAnswer) -> GuardAnswer:
-        """Waits for the answer to what `begin` sent, or returns why that was not sent."""
+    def take(self, ask: Ask | GuardAnswer, *, is_alone: bool) -> GuardAnswer:
+        """Waits for the answer to what `begin` sent, or returns why that was not sent.
+
+        `is_alone` says that this thread waits for no other guard: this one then runs on its CPU, see `guard_place`.
+        """
         if isinstance(ask, GuardAnswer):
             return ask
+        sequence, interrupts, asked_at, deadline = ask
         try:
-            status, kind, data = self.ring.await_answer(ask.sequence, ask.deadline, ask.interrupts)
+            status, kind, data = self.ring.await_answer(sequence, deadline, interrupts, is_alone)
             if status == OK and kind == ELSEWHERE:
                 status, kind, data = self._await_large(ask)
         finally:
             self._turn.release()
         if status == OK:
             self._is_started = True
-        if status == OK and kind != ERROR:
-            try:
-                return GuardAnswer(decode_answer(kind, data))
-            except MalformedValueError as error:
-                return GuardAnswer(reason="exception", error_type=type(error).__name__, error=str(error))
-        if status == OK:
-            error_type, text = decode_error(data)
-            return GuardAnswer(reason="exception", error_type=error_type, error=text)
+            return _SILENCE if kind == NOTHING else _read(kind, data)
         if status == TIMEOUT:
-            self.lane.note_overdue(self, ask.sequence, ask.asked_at)
+            self.lane.note_overdue(self, sequence, asked_at)
             return GuardAnswer(reason="timeout")
         if status in (PEER_DIED, CLOSED):
             return GuardAnswer(reason="worker_died")
         return GuardAnswer(reason="exception", error_type="RingCorruptError", error="the answer cell holds nonsense")
 
     def _await_large(self, ask: Ask) -> tuple[int, int, bytes]:
+        sequence, interrupts, _, deadline = ask
         with self._large:
             self._large.wait_for(
-                lambda: ask.sequence in self._large_answers or self.ring.answer_interrupts != ask.interrupts,
-                max(0.0, ask.deadline - time.monotonic()),
+                lambda: sequence in self._large_answers or self.ring.answer_interrupts != interrupts,
+                max(0.0, deadline - time.monotonic()),
             )
-            found = self._large_answers.get(ask.sequence)
+            found = self._large_answers.get(sequence)
             self._large_answers.clear()
         if found is not None:
             return OK, *found
-        is_dead = self.ring.answer_interrupts != ask.interrupts
+        is_dead = self.ring.answer_interrupts != interrupts
         return (PEER_DIED if is_dead else TIMEOUT), 0, b""
 
     # ---- called on the supervisor's thread ---------------------------------------------------------------------------

@@ -112,6 +112,11 @@ class Outlets:
         """Sends `frame` with the next `flush` or `send`, so that the answers of one turn go out together."""
         self._frames.append(frame)
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether `flush` may have something to do."""
+        return bool(self._frames or self._sinks)
+
     def flush(self) -> None:
         """Writes what the sinks hold back and sends the frames that wait."""
         self.write_sinks()

@@ -89,7 +89,7 @@ class Worker:
                 if self._channel.has_unsent:
                     self.outlets.push(0.05)
                 if not is_busy and not self._is_stopping:
-                    self._lane.wait(PARK_S)
+                    self._sleep()
                 now = time.monotonic()
                 if now - last_look >= PARK_S:
                     last_look = now
@@ -101,6 +101,10 @@ class Worker:
         if not self._is_stopping:
             self._close_orphans()
         self._close()
+
+    def _sleep(self) -> None:
+        """Waits for records or mail, at most `PARK_S`."""
+        self._lane.wait(PARK_S)
 
     # ---- mail --------------------------------------------------------------------------------------------------
 

@@ -131,6 +131,16 @@ uc_status_t uc_answer_wait(const uc_producer_t *ring, uint64_t sequence, uint64_
     return status == UC_EMPTY ? UC_TIMEOUT : status;
 }
 
+void uc_answer_say_caller(const uc_producer_t *ring, uint32_t caller)
+{
+    uc_store_relaxed(&uc_lane_answer(ring->lane, ring->ring_index)->caller, caller);
+}
+
+uint32_t uc_answer_caller(const uc_consumer_t *ring)
+{
+    return uc_load_relaxed(&uc_lane_answer(ring->lane, ring->ring_index)->caller);
+}
+
 void uc_answer_interrupt(const uc_producer_t *ring)
 {
     uc_answer_cell_t *cell = uc_lane_answer(ring->lane, ring->ring_index);

@@ -284,7 +284,8 @@ typedef struct {
     uint8_t pad0[100];
     /* line 1: the producer's */
     _Atomic uint32_t waiting; /* 128 the producer sleeps, or is about to, on bell */
-    uint8_t pad1[124];
+    _Atomic uint32_t caller; /* 132 the processor it waits on, plus 1; 0: it does not say */
+    uint8_t pad1[120];
     uint8_t bytes[UC_ANSWER_BYTES_MAX]; /* 256 */
 } uc_answer_cell_t;
 _Static_assert(sizeof(uc_answer_cell_t) == 1024, "answer cell");

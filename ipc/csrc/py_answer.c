@@ -1,6 +1,8 @@
 /* Methods of ProducerRingCore and ConsumerRingCore around answers. */
+#define _GNU_SOURCE 1 /* sched_getcpu */
 #include "py_ring.h"
 
+#include <sched.h>
 #include <string.h>
 
 /* A consumer that is awake may answer before a sleep would have begun. One that was parked is slow
@@ -11,13 +13,16 @@
 #define UC_ANSWER_WAIT_NS 50000000ull
 
 const char uc_await_answer_doc[] =
-    "await_answer($self, sequence, deadline_s, interrupts, /)\n--\n\n"
+    "await_answer($self, sequence, deadline_s, interrupts, is_alone=False, /)\n--\n\n"
     "Waits for the answer to the record at `sequence` until deadline_s (CLOCK_MONOTONIC), without\n"
     "the interpreter's lock: (status, kind, bytes). OK: the answer; TIMEOUT; PEER_DIED: "
     "`interrupt_answer`\n"
     "was called since `interrupts` was read; CLOSED; CORRUPT: shared memory holds what no honest "
     "consumer\n"
-    "writes. One thread at a time. Signals are handled every 50 ms.";
+    "writes. One thread at a time. Signals are handled every 50 ms. With `is_alone` the thread "
+    "waits "
+    "for this\n"
+    "answer and no other, and the consumer is told on which CPU: see `caller_cpu`.";
 
 static bool is_open(const uc_producer_ring_t *self) { return self->lane->mapping.is_open; }
 
@@ -61,10 +66,12 @@ static int await_answer(uc_producer_ring_t *self, uint64_t sequence, uint64_t de
 PyObject *uc_py_await_answer(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     uc_producer_ring_t *self = (uc_producer_ring_t *)op;
-    if (nargs != 3) {
-        PyErr_SetString(PyExc_TypeError, "await_answer() takes (sequence, deadline_s, interrupts)");
+    if (nargs != 3 && nargs != 4) {
+        PyErr_SetString(PyExc_TypeError,
+                        "await_answer() takes (sequence, deadline_s, interrupts, is_alone=False)");
         return NULL;
     }
+    int is_alone = nargs == 4 ? PyObject_IsTrue(args[3]) : 0;
     unsigned long long sequence = PyLong_AsUnsignedLongLong(args[0]);
     double deadline_s = PyFloat_AsDouble(args[1]);
     unsigned long interrupts = PyLong_AsUnsignedLong(args[2]);
@@ -73,6 +80,9 @@ PyObject *uc_py_await_answer(PyObject *op, PyObject *const *args, Py_ssize_t nar
     uint64_t deadline_ns =
         deadline_s > 1e9 ? UINT64_MAX : (uint64_t)(deadline_s > 0 ? deadline_s * 1e9 : 0);
     uc_answer_t answer = {.kind = 0, .length = 0};
+    /* sched_getcpu answers -1 where the kernel does not tell. */
+    if (is_open(self))
+        uc_answer_say_caller(&self->ring, is_alone == 1 ? (uint32_t)(sched_getcpu() + 1) : 0);
     int status = await_answer(self, sequence, deadline_ns, (uint32_t)interrupts, &answer);
     if (status < 0)
         return NULL;
@@ -96,6 +106,14 @@ PyObject *uc_py_last_answered(PyObject *op, PyObject *ignored)
     (void)ignored;
     const uc_producer_ring_t *self = (const uc_producer_ring_t *)op;
     return PyLong_FromUnsignedLongLong(is_open(self) ? uc_answer_last(&self->ring) : 0);
+}
+
+PyObject *uc_py_caller_cpu(PyObject *op, PyObject *ignored)
+{
+    (void)ignored;
+    const uc_consumer_ring_t *self = (uc_consumer_ring_t *)op;
+    uint32_t caller = self->lane->mapping.is_open ? uc_answer_caller(&self->ring) : 0;
+    return PyLong_FromLongLong((long long)caller - 1);
 }
 
 const char uc_answer_doc[] =

@@ -534,6 +534,9 @@ static PyMethodDef ring_methods[] = {
      "Idempotent."},
     {"answer", UC_METHOD(uc_py_answer), METH_FASTCALL, uc_answer_doc},
     {"answer_end", UC_METHOD(uc_py_answer_end), METH_FASTCALL, uc_answer_end_doc},
+    {"caller_cpu", uc_py_caller_cpu, METH_NOARGS,
+     "caller_cpu($self, /)\n--\n\nThe CPU on which the producer waits for answers, as it "
+     "said last; -1: it does not."},
     {"set_user", UC_METHOD(ring_set_user), METH_FASTCALL,
      "set_user($self, index, value, /)\n--\n\nStores one of four counters whose meaning is the "
      "consumer's "

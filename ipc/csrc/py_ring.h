@@ -184,6 +184,7 @@ extern const char uc_answer_end_doc[];
 PyObject *uc_py_await_answer(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
 PyObject *uc_py_interrupt_answer(PyObject *ring, PyObject *ignored);
 PyObject *uc_py_last_answered(PyObject *ring, PyObject *ignored);
+PyObject *uc_py_caller_cpu(PyObject *ring, PyObject *ignored);
 PyObject *uc_py_answer(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
 PyObject *uc_py_answer_end(PyObject *ring, PyObject *const *args, Py_ssize_t nargs);
 

@@ -442,6 +442,11 @@ uint64_t uc_answer_last(const uc_producer_t *ring);
 uc_status_t uc_answer_wait(const uc_producer_t *ring, uint64_t sequence, uint64_t spin_ns,
                            uint64_t slice_ns, uc_answer_t *ret_answer);
 
+/* What the producer said last about where it waits: a processor, plus 1; 0 for nothing. A hint: no value
+ * of it is refused. Wait-free; the one stored on the producer's thread, the other looked at by the consumer. */
+void uc_answer_say_caller(const uc_producer_t *ring, uint32_t caller);
+uint32_t uc_answer_caller(const uc_consumer_t *ring);
+
 /* Makes a producer's uc_answer_wait return early. Any thread of the producer's process. */
 void uc_answer_interrupt(const uc_producer_t *ring);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -168,7 +169,20 @@ def test_a_signal_handler_ends_the_wait_with_its_exception(pair: Pair) -> None:
         signal.signal(signal.SIGUSR2, earlier)
 
 
-@pytest.mark.parametrize("arguments", [(), (1, 2), (1, 2.0, 3, 4), ("one", 2.0, 3), (-1, 2.0, 3)])
+def test_the_consumer_learns_where_its_only_asker_waits(pair: Pair) -> None:
+    assert pair.reader.caller_cpu() == -1
+    position = pair.ask()
+    pair.answer(1, b"")
+    interrupts = pair.ring.answer_interrupts
+
+    pair.ring.await_answer(position, time.monotonic(), interrupts, True)
+    assert pair.reader.caller_cpu() in os.sched_getaffinity(0)
+
+    pair.ring.await_answer(position, time.monotonic(), interrupts)
+    assert pair.reader.caller_cpu() == -1
+
+
+@pytest.mark.parametrize("arguments", [(), (1, 2), (1, 2.0, 3, True, 5), ("one", 2.0, 3), (-1, 2.0, 3)])
 def test_wrong_arguments_raise(pair: Pair, arguments: tuple[object, ...]) -> None:
     with pytest.raises((TypeError, OverflowError)):
         pair.ring.await_answer(*arguments)  # type: ignore[arg-type]

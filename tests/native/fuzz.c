@@ -105,6 +105,7 @@ static void consume_some(int records)
         if (status == UC_OK) {
             use_record(&taken.header, uc_lane_slot(&rig.consumer, taken.slot) + 128,
                        uc_class_bytes(taken.class_index) - UC_SLOT_HEADER_BYTES);
+            (void)uc_answer_caller(&consumer);
             (void)count_answer(
                 uc_answer_put(&consumer, taken.header.sequence, 1, &taken.header, 40));
             uc_hands_put(&hands, taken.class_index, taken.slot);
@@ -141,6 +142,7 @@ static void produce_some(int records, bool is_thorough)
     if (count_answer(uc_answer_look(&producer, producer.tail - 1, &answer)) == UC_OK)
         CHECK(answer.length <= UC_ANSWER_BYTES_MAX);
     (void)uc_answer_last(&producer);
+    uc_answer_say_caller(&producer, 1);
     if (!is_thorough)
         return;
     (void)count_answer(uc_room_wait(&producer, 1));

@@ -79,6 +79,19 @@ static void a_waiter_is_woken_once_and_withdraws(void)
     rig_free(&rig);
 }
 
+static void what_the_asker_says_of_itself_is_handed_on_as_it_is(void)
+{
+    uc_producer_t producer;
+    uc_consumer_t consumer;
+    open_pair(&producer, &consumer);
+    CHECK_EQUAL(uc_answer_caller(&consumer), 0);
+    uc_answer_say_caller(&producer, UINT32_MAX);
+    CHECK_EQUAL(uc_answer_caller(&consumer), UINT32_MAX);
+    uc_answer_say_caller(&producer, 0);
+    CHECK_EQUAL(uc_answer_caller(&consumer), 0);
+    rig_free(&rig);
+}
+
 /* ---- a consumer that is killed at each step ------------------------------------------------------ */
 
 static uint64_t kill_at, steps; /* 0: nobody is killed */
@@ -285,6 +298,7 @@ int main(int count, char **arguments)
     an_answer_is_taken_by_its_own_record_only();
     what_a_cell_cannot_hold_is_refused_and_nonsense_is_seen();
     a_waiter_is_woken_once_and_withdraws();
+    what_the_asker_says_of_itself_is_handed_on_as_it_is();
     a_kill_at_any_step_leaves_a_whole_answer_or_none();
     a_last_word_is_asked_for_with_the_close();
     a_kill_at_any_step_leaves_a_last_word_of_a_detached_consumer_or_none();

@@ -118,15 +118,35 @@ def test_each_bounded_point_has_one_guard_for_all_requests(processes: Router) ->
 
 def test_a_guard_has_the_engines_priority_and_cpus_and_sleeps_when_idle(processes: Router) -> None:
     request_id = register(processes, gate_point(probe_type="quiet"))
-    processes.route(make_record(request_id))
     pid = guard_pid(processes)
+    assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
+    processes.route(make_record(request_id))
     supervisor = processes._supervision.get()
     lane = next(lane for lane in supervisor._guards.lanes if "guard" in lane.point_names)
 
     assert wait_until(lambda: lane.memory.consumer_state == "parked")
-    assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
     assert psutil.Process(pid).num_threads() == 1
     assert processes.end_request(request_id)["guard"].verdict == ([10], False, os.getpriority(os.PRIO_PROCESS, 0))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: there is nowhere to go")
+def test_a_guard_stays_with_its_caller_until_it_has_other_work(processes: Router) -> None:
+    request_id = register(processes, gate_point())
+    pid, everywhere = guard_pid(processes), os.sched_getaffinity(0)
+
+    def route_from_one_cpu() -> None:
+        os.sched_setaffinity(0, {min(everywhere)})
+        for position in range(20):
+            processes.route(make_record(request_id, position=position))
+
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(route_from_one_cpu).result(60)
+
+    assert wait_until(lambda: os.sched_getaffinity(pid) == {min(everywhere)})
+    other_id = register(processes, gate_point())
+    assert os.sched_getaffinity(pid) == everywhere
+    for each in (request_id, other_id):
+        processes.end_request(each)
 
 
 def test_prewarm_starts_guards_before_the_first_request() -> None:

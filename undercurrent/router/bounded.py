@@ -82,32 +82,36 @@ class BoundedBinding:
 
     def accept(self, record: ActivationRecord) -> ProbeSignal | None:
         """Returns what the probe says about `record`, or at its deadline what the policy says."""
-        return self.take(self.begin(record), record)
+        return self.take(self.begin(record), record, is_alone=True)
 
     def begin(self, record: ActivationRecord) -> Ask | GuardAnswer | None:
         """Sends `record`; `take` must follow. None where the breaker is open."""
-        deadline = time.monotonic() + self._timeout_s
+        asked_at = time.monotonic()
         if not self._breaker.admit():
             return None
         try:
-            return self.guard.begin(record, deadline)
+            return self.guard.begin(record, asked_at, asked_at + self._timeout_s)
         except BaseException:
             self._breaker.note_unsent()
             raise
 
-    def take(self, begun: Ask | GuardAnswer | None, record: ActivationRecord) -> ProbeSignal | None:
-        """Waits for the answer to what `begin` sent."""
+    def take(self, begun: Ask | GuardAnswer | None, record: ActivationRecord, *, is_alone: bool) -> ProbeSignal | None:
+        """Waits for the answer to what `begin` sent; `is_alone` says that this thread waits for no other point's."""
         sequence = self._routed.bump()
         if begun is None:
             self.guard.note_unasked()
             signal: ProbeSignal | None = self._fall_back("breaker_open")
         else:
             try:
-                answer = self.guard.take(begun)
+                answer = self.guard.take(begun, is_alone=is_alone)
             except BaseException:  # Ctrl-C
                 self._breaker.note_unsent()
                 raise
-            signal = self._read(answer)
+            if answer.reason is None:
+                self._breaker.note_answer()
+                signal = answer.signal
+            else:
+                signal = self._read_failure(answer)
         if signal is not None:
             if self.signal_tallies:
                 self.signal_tallies[place_of(signal)].bump()
@@ -115,11 +119,8 @@ class BoundedBinding:
                 self._outlet.take_signal(signal_record(signal, record, sequence, self._context))
         return signal
 
-    def _read(self, answer: GuardAnswer) -> ProbeSignal | None:
-        if answer.reason is None:
-            self._breaker.note_answer()
-            signal: ProbeSignal | None = answer.signal
-            return signal
+    def _read_failure(self, answer: GuardAnswer) -> ProbeSignal:
+        assert answer.reason is not None
         if answer.reason == "closed":  # this request has lost its guard for good, which says nothing about the next one
             self._breaker.note_unsent()
         else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from undercurrent.errors import RouterError, did_you_mean
+from undercurrent.router.tally import Tally
 
 __all__ = ["Breaker", "BreakerCounts", "BreakerStatus", "Breakers"]
 
@@ -67,7 +68,8 @@ class Breaker:
         self._opened_at = 0.0  # the three are monotonic
         self._retry_at = 0.0
         self._is_trial_out = False
-        self._answered = self._timeouts = self._failed = self._short_circuited = self._trips = 0
+        self._answered = Tally()
+        self._timeouts = self._failed = self._short_circuited = self._trips = 0
 
     @property
     def is_closed(self) -> bool:
@@ -92,8 +94,12 @@ class Breaker:
 
     def note_answer(self) -> None:
         """The probe answered in time; closes a half-open breaker."""
+        self._answered.bump()
+        # Without the lock, as this is said once per record: a failure that is noted at the same time on another thread
+        # comes behind the answer.
+        if self._failures == 0 and self._state == "closed":
+            return
         with self._lock:
-            self._answered += 1
             if self._state == "open":  # sent before it opened
                 return
             self._failures = 0
@@ -142,7 +148,9 @@ class Breaker:
                 trips=self._trips,
                 opened_at=None if is_closed else self._opened_at + to_wall_s,
                 retry_at=None if is_closed else self._retry_at + to_wall_s,
-                counts=BreakerCounts(self._answered, self._timeouts, self._failed, self._short_circuited, self._trips),
+                counts=BreakerCounts(
+                    self._answered.value, self._timeouts, self._failed, self._short_circuited, self._trips
+                ),
             )
 
     def _open(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,7 +129,7 @@ def _ask_guards(
                 continue
             earlier = asked.pop(binding, None)
             if earlier is not None:
-                _take_answer(earlier, signals)
+                _take_answer(earlier, signals, is_alone=not _are_several(asked))
             try:
                 record = records.make(entry, index)
             except Exception as error:
@@ -144,17 +144,23 @@ def _ask_guards(
 def _take_answers(asked: dict[BoundedBinding, _Asked], signals: list[ProbeSignal | None]) -> None:
     """Takes every answer, also when the caller is interrupted: nobody could ask those guards again otherwise."""
     interruption: BaseException | None = None
+    is_alone = not _are_several(asked)
     while asked:
         try:
-            _take_answer(asked.popitem()[1], signals)
+            _take_answer(asked.popitem()[1], signals, is_alone=is_alone)
         except BaseException as error:
             interruption = error
     if interruption is not None:
         raise interruption
 
 
-def _take_answer(asked: _Asked, signals: list[ProbeSignal | None]) -> None:
-    signals[asked.entry_index] = asked.binding.take(asked.begun, asked.record)
+def _take_answer(asked: _Asked, signals: list[ProbeSignal | None], *, is_alone: bool) -> None:
+    signals[asked.entry_index] = asked.binding.take(asked.begun, asked.record, is_alone=is_alone)
+
+
+def _are_several(bindings: Iterable[BoundedBinding]) -> bool:
+    """Whether several guards work side by side: each point has its own."""
+    return len({binding.point.name for binding in bindings}) > 1
 
 
 def _route_one_by_one(
