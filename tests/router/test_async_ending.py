@@ -120,6 +120,17 @@ def test_more_bindings_than_workers_are_all_served(router: Router) -> None:
         assert all(result.metadata["coverage"]["seen"] == 1 for result in results.values())
 
 
+def test_point_beyond_the_pool_shares_the_least_loaded_worker_and_the_log_says_with_whom(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "undercurrent"), Router(REGISTRY, worker_pool_size=2) as router:
+        for name, requests in (("crowded", 3), ("quiet", 1), ("late", 1)):
+            for _ in range(requests):
+                router.register_request(request_id := fresh_id(), [make_point(name, "async")], context(request_id))
+    said = [entry.getMessage() for entry in caplog.records if " shares worker " in entry.getMessage()]
+    assert said == ["point 'late' shares worker uc-1-quiet with quiet: `worker_pool_size` is 2"]
+
+
 def test_registration_logs_nothing_at_warning_level(router: Router, caplog: pytest.LogCaptureFixture) -> None:
     request_id = fresh_id()
     with caplog.at_level(logging.WARNING, "undercurrent"):
