@@ -242,7 +242,7 @@ typedef struct {
 static uc_window_t expect(const uc_sleeper_t *sleeper)
 {
     uc_window_t window = {0, 0};
-    if (sleeper->steady_count >= UC_PACE_STEADY_MIN && !sleeper->never_naps) {
+    if (sleeper->steady_count >= UC_PACE_STEADY_MIN && !sleeper->never_naps && !sleeper->is_idle) {
         uint64_t due_ns = sleeper->arrival_ns + sleeper->gap_ns;
         window.begin_ns = due_ns - sleeper->lead_ns;
         window.end_ns = due_ns + sleeper->lead_ns;
@@ -302,7 +302,7 @@ static uc_status_t rest(const uc_lane_t *lane, uc_sleeper_t *sleeper, const uc_w
 uc_status_t uc_doorbell_wait(const uc_lane_t *lane, uc_sleeper_t *sleeper, uint64_t deadline_ns)
 {
     uint64_t now_ns = uc_monotonic_ns();
-    uint64_t spin_end_ns = now_ns + UC_SPIN_NS;
+    uint64_t spin_end_ns = sleeper->is_idle ? now_ns : now_ns + UC_SPIN_NS;
     uc_window_t window = expect(sleeper);
     bool was_asleep = false;
     for (;;) {

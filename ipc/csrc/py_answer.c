@@ -137,6 +137,8 @@ static PyObject *put_answer(uc_consumer_ring_t *self, unsigned long long sequenc
         sequence == UC_SEQUENCE_END
             ? uc_answer_end(&self->ring, (uint32_t)number, bytes, (uint32_t)length)
             : uc_answer_put(&self->ring, sequence, (uint32_t)number, bytes, (uint32_t)length);
+    if (status == UC_OK && sequence == UC_SEQUENCE_END)
+        uc_ring_uncount(self);
     return PyBool_FromLong(status == UC_OK);
 }
 

@@ -86,6 +86,7 @@ static PyObject *lane_wait(PyObject *op, PyObject *timeout)
     uint64_t timeout_ns =
         timeout_s > 1e9 ? 1000000000000000000ull : (uint64_t)(timeout_s > 0 ? timeout_s * 1e9 : 0);
     uint64_t deadline_ns = uc_monotonic_ns() + timeout_ns;
+    self->sleeper.is_idle = self->attached_count == 0;
     uc_status_t status;
     uc_mapping_use(&self->mapping);
     Py_BEGIN_ALLOW_THREADS status =
@@ -302,6 +303,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     self->lane = (uc_consumer_lane_t *)Py_NewRef(lane_object);
     self->ring = ring;
+    self->is_counted = true;
+    lane->attached_count++;
     if (lane->sleeper.ring_limit <= ring_index)
         lane->sleeper.ring_limit = ring_index + 1;
     /* What was published before the attachment was collected by nobody, or by a predecessor. */
@@ -316,9 +319,17 @@ static int ring_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
+void uc_ring_uncount(uc_consumer_ring_t *ring)
+{
+    if (ring->is_counted)
+        ring->lane->attached_count--;
+    ring->is_counted = false;
+}
+
 static void ring_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);
+    uc_ring_uncount((uc_consumer_ring_t *)op);
     Py_CLEAR(((uc_consumer_ring_t *)op)->lane);
     uc_free_object(op);
 }
@@ -455,6 +466,7 @@ static PyObject *ring_detach(PyObject *op, PyObject *ignored)
     uc_consumer_ring_t *self = (uc_consumer_ring_t *)op;
     if (self->lane->mapping.is_open)
         uc_consumer_detach(&self->ring);
+    uc_ring_uncount(self);
     Py_RETURN_NONE;
 }
 

@@ -141,6 +141,7 @@ typedef struct {
     uc_hands_t hands;
     uc_sleeper_t sleeper;
     uint32_t epoch;
+    uint32_t attached_count; /* rings that were attached and not detached */
     bool producer_is_gone;
 } uc_consumer_lane_t;
 
@@ -149,7 +150,11 @@ typedef struct {
     uc_consumer_t ring;
     uint32_t in_hand; /* records in batches that are not finished */
     bool is_at_end;
+    bool is_counted; /* among the lane's attached rings */
 } uc_consumer_ring_t;
+
+/* The ring was detached, or is dropped: nothing of it is waited for. Idempotent. */
+void uc_ring_uncount(uc_consumer_ring_t *ring);
 
 /* The exporter behind Batch.view: one slot, or bytes of its own (a copying take). */
 typedef struct {

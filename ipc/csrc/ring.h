@@ -347,6 +347,7 @@ typedef struct {
     uint32_t mail_seen;
     uint32_t ring_limit; /* rings with index below this are looked at */
     bool never_naps; /* somebody waits for this consumer: it parks, and each record wakes it */
+    bool is_idle;    /* no ring is attached: no record can come that is worth a spin */
 } uc_sleeper_t;
 
 /* Registers this process for the consumers' barriers; false where the kernel has none, and the

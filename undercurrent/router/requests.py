@@ -116,7 +116,7 @@ class RequestTable:
         self.bounded_routes: dict[RouteKey, BoundedBinding] = {}
         self.is_closed = False
         self._lock = threading.Lock()
-        self._requests: dict[str, LiveRequest | None] = {}  # guarded by _lock; None: an id that is being registered
+        self._requests: dict[str, LiveRequest | None] = {}  # guarded by _lock; None: being registered or ended
 
     def reserve(self, request_id: str) -> None:
         """Takes `request_id` for a registration in progress.
@@ -162,19 +162,24 @@ class RequestTable:
                 self.routes[key] = replacement
 
     def take(self, request_id: str) -> LiveRequest:
-        """Takes a request out, so that it can be ended once; later records of it are refused.
+        """Takes a request out, so that it can be ended once; its id is in use until it is withdrawn.
 
         Raises:
             RouterError: unknown, already taken, still being registered, or the table is closed.
         """
         with self._lock:
             request = self._find_live(request_id)
-            del self._requests[request_id]
+            self._requests[request_id] = None
+            return request
+
+    def withdraw(self, request: LiveRequest) -> None:
+        """Refuses records of a request that was taken."""
+        with self._lock:
+            self._requests.pop(request.request_id, None)
             for key in request.routes:
                 self.routes.pop(key, None)
                 self.row_targets.pop(key, None)
                 self.bounded_routes.pop(key, None)
-            return request
 
     def find_binding(self, request_id: str, point_name: str) -> Binding:
         """Returns a live binding.

@@ -218,7 +218,7 @@ class Router(ObservedRouter):
         points = list(extraction_points)
         await self._awaiting.run(
             lambda: self.register_request(request_id, points, request_ctx, wait_s=wait_s),
-            undo=lambda: self._abandon(self._table.take(request_id)),
+            undo=lambda: self._abandon(request_id),
         )
 
     async def aend_request(self, request_id: str) -> dict[str, ProbeResult]:
@@ -303,7 +303,10 @@ class Router(ObservedRouter):
         """Takes a request out of the table and tells its workers; returns it with its deadline."""
         request = self._table.take(request_id)
         deadline = time.monotonic() + (self._drain_timeout_s if timeout_s is None else timeout_s)
-        tell_workers(request, deadline)
+        try:
+            tell_workers(request, deadline)  # first of all: what follows happens while they work
+        finally:
+            self._table.withdraw(request)
         return request, deadline
 
     def _finish(self, request: LiveRequest, deadline: float) -> dict[str, ProbeResult]:
@@ -312,14 +315,18 @@ class Router(ObservedRouter):
         except BaseException:
             self._accounts.end(request, {})
             raise
-        outlet = self._supervision.outlet
-        outlet.take_results({name: results[name] for name in request.inline_names()}, request.request_id, request.model)
-        outlet.flush(deadline)
+        inline_names = request.inline_names()
+        if inline_names:
+            outlet = self._supervision.outlet
+            outlet.take_results({name: results[name] for name in inline_names}, request.request_id, request.model)
+            outlet.flush(deadline)
         self._accounts.end(request, results)
         self._listeners.notify(request.request_id, results)
         return results
 
-    def _abandon(self, request: LiveRequest) -> None:
+    def _abandon(self, request_id: str) -> None:
+        request = self._table.take(request_id)
+        self._table.withdraw(request)
         self._accounts.abandon(request)
         request.abandon()
 
