@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from undercurrent.core import ProbeSignal
@@ -62,10 +62,7 @@ def route_rows(
     timestamp = time.time()
     one_by_one: Sequence[int] = range(len(entries))
     if table.row_targets:
-        # Imported here, as it needs shared memory; a target means that it is loaded already.
-        from undercurrent.workers.rows import publish_rows
-
-        one_by_one = publish_rows(rows, layer, timestamp, table.row_targets, (layer, word), entries)
+        one_by_one = _load_publish_rows()(rows, layer, timestamp, table.row_targets, (layer, word), entries)
     signals: list[ProbeSignal | None] = [None] * len(entries)
     if one_by_one:
         records = _Records(table, rows, layer, word, timestamp)
@@ -75,6 +72,14 @@ def route_rows(
         if errors:
             raise _rows_error(signals, errors)
     return signals
+
+
+@cache
+def _load_publish_rows() -> Callable[..., Sequence[int]]:
+    # Imported late, as it needs shared memory, and once: an import statement costs as much as a record.
+    from undercurrent.workers.rows import publish_rows
+
+    return publish_rows
 
 
 class _Records(NamedTuple):
