@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undercurrent.errors import UndercurrentError
+from undercurrent.errors import ProbingValueError, UndercurrentError
 
 SCENARIOS = Path(__file__).resolve().parent / "common" / "uc_bench_scenarios.py"
 SCENARIO_S = 300.0
@@ -107,6 +107,20 @@ def at_most(limit: float, measured: float | None) -> bool | None:
 def at_least(limit: float, measured: float | None) -> bool | None:
     """Whether a larger-is-better figure is reached."""
     return None if measured is None else measured >= limit
+
+
+def check_outputs(*paths: Path | None, plot: Path | None, has_peer: bool) -> None:
+    """Refuses what would fail behind minutes of measuring; a path that is None is not asked for.
+
+    Raises:
+        ProbingValueError: a plot is asked for, and no peer to draw ours against.
+        BenchmarkError: there is no folder to write a path in.
+    """
+    if plot is not None and not has_peer:
+        raise ProbingValueError("--plot draws ours against the peer; add --peer")
+    for path in (*paths, plot):
+        if path is not None and not path.parent.is_dir():
+            raise BenchmarkError(f"{str(path.parent)!r}: no such folder to write {path.name!r} in")
 
 
 def machine_facts() -> dict[str, Any]:

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from undercurrent.benchmarks.__main__ import main
 from undercurrent.benchmarks.harness import SCENARIOS, BenchmarkError, Row, Runner, machine_facts, write_json
 from undercurrent.benchmarks.report import markdown_table, print_table
 
@@ -91,4 +93,31 @@ def test_an_unknown_question_is_refused_with_the_known_ones() -> None:
     command = [sys.executable, "-P", "-m", "undercurrent.benchmarks", "rout"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
+    assert "'[QUESTION]...': 'rout' is not one of" in done.stderr
     assert "'route'" in done.stderr
+
+
+def test_the_page_names_questions_once_and_breaks_no_name() -> None:
+    page = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    assert "[OPTIONS] [QUESTION]... Measure" in page
+    assert "recovery, runtime, predict." in page
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (("--plot", "plot.png"), 2, "--plot draws ours against the peer; add --peer"),
+        (("--json", "no/rows.json"), 1, "'no': no such folder to write 'rows.json' in"),
+        (("--markdown", "no/table.md"), 1, "'no': no such folder to write 'table.md' in"),
+        (("--peer", "--plot", "no/plot.png"), 1, "'no': no such folder to write 'plot.png' in"),
+        (("--json", "."), 2, "'.' is a directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_could_not_be_written_is_refused_before_anything_is_measured(
+    options: tuple[str, ...], status: int, said: str
+) -> None:
+    answer = CliRunner().invoke(main, options)
+    assert answer.exit_code == status
+    assert said in answer.stderr
+    assert answer.stdout == ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from undercurrent.cli.verbs import CLIError, NearestChoice, UsageError, data_console, json_option, print_json, say, verb
+from undercurrent.errors import ProbingValueError
 
 __all__ = ["QUESTIONS", "command"]
 
@@ -56,18 +57,16 @@ def command(
     beside the package that did the same before (undercurrent 0.1.0; laya for predict, mllm-shap for runtime), in
     processes of its own. Figures of a busy machine say little: the load average is printed with them.
     """
-    # What would fail behind minutes of measuring fails before them.
-    if plot is not None and not with_peer:
-        raise UsageError("--plot draws ours against the peer; add --peer")
-    for path in (output, markdown, plot):
-        if path is not None and not path.parent.is_dir():
-            raise CLIError(f"{str(path.parent)!r}: no such folder to write {path.name!r} in")
     from dataclasses import asdict
 
-    from undercurrent.benchmarks.harness import BenchmarkError, Row, Runner, machine_facts, write_json
+    from undercurrent.benchmarks.harness import BenchmarkError, Row, Runner, check_outputs, machine_facts, write_json
     from undercurrent.benchmarks.peer import peer_python
     from undercurrent.benchmarks.report import draw_plot, markdown_table, print_table
 
+    try:
+        check_outputs(output, markdown, plot=plot, has_peer=with_peer)
+    except ProbingValueError as error:
+        raise UsageError(str(error)) from error
     runner = Runner(peer_python() if with_peer else None, quick, say)
     rows: list[Row] = []
     failures: dict[str, str] = {}
