@@ -48,7 +48,8 @@ ARGUMENTS_BYTES_MAX = 64 * 1024
 # Run by `python -c` with the number of the socket. It never touches the engine's `__main__`: importing or running that
 # again is what makes multiprocessing's spawn fail in notebooks, on stdin and in scripts without a guard.
 BOOTSTRAP = (
-    "import os,socket,sys;"
+    # Imports make objects and no garbage: the collector is switched on by `nursery_main` when they are done.
+    "import gc,os,socket,sys;gc.disable();"
     "_s=socket.socket(fileno=int(sys.argv[1]));"
     f"sys.path[:]=os.fsdecode(_s.recv({FRAME_BYTES_MAX})).split('\\0');"
     "from undercurrent.workers.nursery_main import main as _m;"

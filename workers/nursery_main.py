@@ -84,6 +84,7 @@ def main(sock: socket.socket) -> None:
     body, fds = received
     boot = boot_decoder.decode(body)
     if isinstance(boot, WorkerBoot):
+        gc.enable()
         restore(boot, sock).run()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored in the engine, it would be ignored here, and nothing reaped
     for number in _IGNORED_SIGNALS:
@@ -153,6 +154,7 @@ class _Nursery:
         self._needs_fresh_interpreter = threads > 1
         gc.collect()
         gc.freeze()  # the collector would otherwise write to every inherited object and copy its page, in each worker
+        gc.enable()
         import_ms = (time.monotonic() - started) * 1e3
         self._send(NurseryReady(self._pid, import_ms, threads, tuple(not_imported)))
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import builtins
-import importlib.metadata
 import inspect
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from undercurrent.core.base import Probe, ProbeFactory, require_probe_kind
 from undercurrent.errors import (
@@ -18,6 +17,9 @@ from undercurrent.errors import (
     ProbingValueError,
 )
 from undercurrent.spec import ProbeKind
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 __all__ = [
     "PLUGIN_GROUP",
@@ -52,7 +54,7 @@ class ProbeRegistry:
         # By the class that serves another kind, the factory it was derived from and the derived one; guarded too.
         self._derived: dict[type[Probe], tuple[ProbeFactory, ProbeFactory]] = {}
         # Never changed after construction, but for the registry of this module.
-        self._offered: dict[str, importlib.metadata.EntryPoint] = {}
+        self._offered: dict[str, str] = {}
 
     def register(
         self,
@@ -176,14 +178,12 @@ class ProbeRegistry:
         with self._lock:
             if self._plugins is None:
                 # Behind what packages publish: a name that somebody used before it was ours stays theirs.
-                self._plugins = {**self._offered, **found}
+                self._plugins = {**_entry_points(self._offered), **found}
             return self._plugins
 
     def _offer(self, modules: dict[str, str]) -> None:
         """Adds plugins that no package has to publish."""
-        self._offered = {
-            name: importlib.metadata.EntryPoint(name, value, PLUGIN_GROUP) for name, value in modules.items()
-        }
+        self._offered = dict(modules)
 
     def _load_plugin(self, name: str) -> None:
         entry_point = self._find_plugins().get(name)
@@ -224,7 +224,19 @@ def _identity(probe_cls: type[Probe]) -> tuple[str, str]:
     return probe_cls.__module__, probe_cls.__qualname__
 
 
+# `importlib.metadata` brings the parsers of e-mail along: a tenth of what a worker's first record waits for, while most
+# workers never look for a plugin.
+
+
+def _entry_points(modules: dict[str, str]) -> dict[str, importlib.metadata.EntryPoint]:
+    import importlib.metadata
+
+    return {name: importlib.metadata.EntryPoint(name, value, PLUGIN_GROUP) for name, value in modules.items()}
+
+
 def _search_plugins() -> dict[str, importlib.metadata.EntryPoint]:
+    import importlib.metadata
+
     found: dict[str, importlib.metadata.EntryPoint] = {}
     try:
         entry_points = tuple(importlib.metadata.entry_points(group=PLUGIN_GROUP))
