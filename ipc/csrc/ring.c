@@ -208,6 +208,16 @@ static bool hand_is_cached(const uc_producer_t *ring, uint64_t now_ns)
            && now_ns - ring->lap_begin_ns < UC_CACHED_LAP_NS;
 }
 
+/* The words that the publication writes or looks at behind the copy: the other side has touched some
+ * of them since, and after a pause all have left the caches. They come while the payload is copied. */
+static void prefetch_words(const uc_producer_t *ring)
+{
+    uc_prefetch_write(entry_at(ring, ring->index));
+    uc_prefetch_write(&ring->block->progress);
+    uc_prefetch_write(&uc_lane_ticks(ring->lane)[ring->ring_index]);
+    __builtin_prefetch((const void *)&uc_lane_doorbell(ring->lane)->sleep);
+}
+
 /* Wait-free; engine's thread. Effects on shared memory of begin, uc_slots_fill and commit, in order:
  *   1. the hand's slot: header and payload (streaming stores, then sfence)
  *   2. entry[tail % depth]: stored if free, swapped if full: here the record is published, and
@@ -223,7 +233,7 @@ uc_status_t uc_producer_begin(uc_producer_t *ring, uc_slot_header_t *header, con
     if (ring->state != UC_RING_OPEN)
         return closed_or_corrupt(ring);
     UC_STEP("publish.begin");
-    uc_prefetch_write(entry_at(ring, ring->index));
+    prefetch_words(ring);
     /* drop_oldest takes the word as it is after the copy; the others look before they copy. */
     if (ring->policy != UC_DROP_OLDEST) {
         uc_status_t status = uc_producer_room(ring);

@@ -204,7 +204,8 @@ uc_status_t uc_producer_publish(uc_producer_t *ring, uc_slot_header_t *header, c
 /* The same in three parts, so that records of several rings are filled together: begin each, fill
  * all, commit each. begin answers as publish does, and only what it answered UC_OK to is filled and
  * committed; a ring is begun once before it is committed, and header and source stay where they are
- * until then. commit answers UC_OK or UC_CORRUPT. Wait-free. */
+ * until then. commit answers UC_OK, UC_CORRUPT, or UC_CLOSED where the ring was closed in between.
+ * Wait-free. */
 uc_status_t uc_producer_begin(uc_producer_t *ring, uc_slot_header_t *header, const void *source,
                               uc_fill_t *ret_fill);
 uc_status_t uc_producer_commit(uc_producer_t *ring, uint64_t monotonic_ns);
