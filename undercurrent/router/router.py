@@ -171,7 +171,7 @@ class Router(ObservedRouter):
 
         Raises:
             RowsError: some entries failed; all others were routed, and the error holds their signals.
-            ValueError: an entry has not four or five fields, or `rows` for a worker not two dimensions; nothing was routed.
+            ValueError: an entry has not four or five fields, or `rows` has not two dimensions; nothing was routed.
             IndexError: an entry for a worker names a row that is not there; nothing was routed.
         """
         return route_rows(self._table, rows, layer, tensor_type, entries)
