@@ -12,6 +12,9 @@ SUSPENSION_S = 5.0
 SUSPENSION_S_MAX = 300.0
 RESTART_BACKOFF_S = 0.1
 RESTART_BACKOFF_S_MAX = 5.0
+KEY_COUNT_MAX = 1024
+"""Keys whose deaths are remembered. More only while that many are suspended at once, each after three deaths of a
+process within a minute."""
 
 
 class PointHealth:
@@ -22,14 +25,22 @@ class PointHealth:
         self._suspended_until = 0.0
         self._suspension_s = SUSPENSION_S
         self.is_half_open = False
+        self.quiet_since = 0.0
+        """When it died last, or when its pause ends: monotonic seconds."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a binding came to its end since the last suspension, or there was none."""
+        return self._suspended_until == 0.0 and not self.is_half_open
 
     def note_death(self, now: float) -> bool:
         """Counts a death; True when it suspends the point."""
         self._deaths.append(now)
+        self.quiet_since = now
         is_often = len(self._deaths) == DEATHS_TO_SUSPEND and now - self._deaths[0] <= DEATH_WINDOW_S
         if not is_often and not self.is_half_open:
             return False
-        self._suspended_until = now + self._suspension_s
+        self._suspended_until = self.quiet_since = now + self._suspension_s
         self._suspension_s = min(2 * self._suspension_s, SUSPENSION_S_MAX)
         self.is_half_open = False
         self._deaths.clear()
@@ -53,7 +64,7 @@ class PointHealth:
 
 
 class PointHealths:
-    """The health of every key whose worker has died. Thread-safe."""
+    """The health of up to `KEY_COUNT_MAX` keys whose workers have died. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +73,10 @@ class PointHealths:
     def note_death(self, worker_key: bytes, now: float) -> bool:
         """Counts a death; True when it suspends the key."""
         with self._lock:
-            return self._by_key.setdefault(worker_key, PointHealth()).note_death(now)
+            if worker_key not in self._by_key:
+                self._make_room(now)
+                self._by_key[worker_key] = PointHealth()
+            return self._by_key[worker_key].note_death(now)
 
     def note_result(self, worker_key: bytes) -> None:
         """A binding of the key came to its end."""
@@ -78,6 +92,16 @@ class PointHealths:
         with self._lock:
             health = self._by_key.get(worker_key)
             return health is not None and health.is_suspended()
+
+    def _make_room(self, now: float) -> None:
+        """Forgets what has been healthy longest, what is to be tried again only after that, and nothing suspended."""
+        excess_count = len(self._by_key) + 1 - KEY_COUNT_MAX
+        if excess_count <= 0:
+            return
+        quiet = [item for item in self._by_key.items() if item[1].quiet_since <= now]
+        quiet.sort(key=lambda item: (not item[1].is_proven, item[1].quiet_since))
+        for key, _ in quiet[:excess_count]:
+            del self._by_key[key]
 
 
 def restart_delay_s(deaths: deque[float], now: float) -> float:

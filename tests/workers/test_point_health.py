@@ -8,6 +8,7 @@ import pytest
 
 from undercurrent.workers.health import (
     DEATH_WINDOW_S,
+    KEY_COUNT_MAX,
     RESTART_BACKOFF_S,
     RESTART_BACKOFF_S_MAX,
     SUSPENSION_S,
@@ -80,6 +81,66 @@ def test_points_are_suspended_each_for_itself() -> None:
     assert [healths.note_death(b"a", 1e12) for _ in range(3)] == [False, False, True]
     assert healths.is_suspended(b"a")
     assert not healths.is_suspended(b"b")
+
+
+def full(now: float = 0.0) -> PointHealths:
+    """As many keys as are remembered, `key(0)` healthy longest; each died once."""
+    healths = PointHealths()
+    for n in range(KEY_COUNT_MAX):
+        healths.note_death(key(n), now + n / KEY_COUNT_MAX)
+    return healths
+
+
+def key(n: int) -> bytes:
+    return f"point-{n}".encode()
+
+
+def keys_of(healths: PointHealths) -> set[bytes]:
+    return set(healths._by_key)
+
+
+def test_what_has_been_healthy_longest_is_forgotten_for_a_new_key() -> None:
+    healths = full()
+    healths.note_death(key(0), 1.0)  # it died again: the next one has been healthy longest
+    healths.note_death(b"new", 2.0)
+    assert keys_of(healths) == {key(n) for n in range(KEY_COUNT_MAX) if n != 1} | {b"new"}
+
+
+def test_a_key_that_is_remembered_dies_again_at_the_cost_of_no_other() -> None:
+    healths = full()
+    before = keys_of(healths)
+    assert [healths.note_death(key(0), 1.0) for _ in range(2)] == [False, True]
+    assert keys_of(healths) == before
+
+
+def test_however_many_points_die_a_bounded_number_is_remembered_and_no_suspension_forgotten() -> None:
+    healths = PointHealths()
+    assert [healths.note_death(b"bad", 1e12) for _ in range(3)] == [False, False, True]
+    for n in range(3 * KEY_COUNT_MAX):
+        healths.note_death(key(n), 1e12 + n / (3 * KEY_COUNT_MAX))
+    assert len(keys_of(healths)) == KEY_COUNT_MAX
+    assert healths.is_suspended(b"bad")
+
+
+def test_a_key_that_is_tried_again_is_forgotten_after_the_healthy_ones_only() -> None:
+    healths = PointHealths()
+    for _ in range(3):
+        healths.note_death(b"tried", -2 * SUSPENSION_S)  # its pause is over in every reading of the clock
+    assert not healths.is_suspended(b"tried")
+    for n in range(2 * KEY_COUNT_MAX):
+        healths.note_death(key(n), float(n))
+    assert b"tried" in keys_of(healths)
+    assert healths.note_death(b"tried", 2.0 * KEY_COUNT_MAX)
+
+
+def test_suspended_keys_stay_above_the_limit_and_go_when_their_pause_is_over() -> None:
+    healths = PointHealths()
+    for n in range(KEY_COUNT_MAX + 10):
+        assert [healths.note_death(key(n), 0.0) for _ in range(3)][2]
+    assert len(keys_of(healths)) == KEY_COUNT_MAX + 10
+    healths.note_death(b"new", SUSPENSION_S)
+    assert len(keys_of(healths)) == KEY_COUNT_MAX
+    assert b"new" in keys_of(healths)
 
 
 @pytest.mark.parametrize(
