@@ -19,7 +19,7 @@
 #define UC_ACTIVE_NS 20000000ull /* naps instead of parking while something came this lately */
 #define UC_PARK_NS 1000000000ull
 #define UC_BARE_PARK_NS 10000000ull /* without membarrier a wake may be missed: look again soon */
-#define UC_ROOM_SPIN_NS 40000ull /* about what a sleep costs: the wake, and a core with cold caches */
+#define UC_ROOM_SPIN_NS 40000ull /* about what a sleep costs, with its wake and cold caches */
 
 /* The pace of records. A spin for an expected one begins at most UC_PACE_LEAD_NS_MAX, or a 16th of
  * the gap and a timer's lateness, before it is due, and ends as long after that. */
