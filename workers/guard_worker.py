@@ -5,6 +5,7 @@ Runs in a process of its own at the engine's priority, or in a thread of the eng
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Sequence
@@ -103,6 +104,8 @@ class AnsweringBinding(ServedBinding):
             self._note_error({"seq": sequence, "layer": layer, "token_pos": token_pos}, error)
             return
         self._answer(sequence, kind, data)
+        # The caller was woken on this CPU, and its turns are longer: it would wait for what follows.
+        os.sched_yield()
         self._count(called_ns, taken_ns - published_ns)
         if signal is not None:
             self._taker.take_signal(self, {"seq": sequence, "layer": layer, "token_pos": token_pos}, signal)
