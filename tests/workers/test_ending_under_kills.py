@@ -1,4 +1,4 @@
-"""Requests end while their worker is killed at any moment: each gets one result, whose counts add up, and no end hangs."""
+"""Requests end while their worker is killed at any moment: each has one result that adds up, and no end hangs."""
 
 from __future__ import annotations
 
