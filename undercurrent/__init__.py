@@ -16,7 +16,6 @@ read the names in `__init__.pyi`, since an import that stood here would be an im
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 __all__ = [
     "ActivationRecord",
@@ -109,9 +108,9 @@ _ROOMS = {
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__version__":
-        value: Any = _read_version()
+        value: object = _read_version()
     elif name in _ROOM_OF:
         value = getattr(importlib.import_module(_ROOM_OF[name]), name)
     else:

@@ -57,6 +57,15 @@ def test_each_kind_of_error_has_its_status(
     assert status in EXIT_STATUSES or status == 3
 
 
+def test_ctrl_c_while_a_class_is_made_is_no_defect(capsys: pytest.CaptureFixture[str]) -> None:
+    class Interrupted:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    assert run_guarded(lambda: type("Made", (), {"field": Interrupted()}), ()) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
 def test_error_is_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert raising(RouterError("point 'a': no such request")) == 1
     assert capsys.readouterr() == ("", "error: point 'a': no such request\n")

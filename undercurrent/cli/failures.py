@@ -68,11 +68,13 @@ def run_guarded(work: Callable[[], object], arguments: Sequence[str]) -> int:
         click.echo(error.message, err=True)
         return EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
-        click.echo("\ninterrupted", err=True)
-        return EXIT_INTERRUPTED
+        return _say_interrupted()
     except BrokenPipeError:
         return _give_up_output()
     except Exception as error:
+        # Python 3.11 makes a RuntimeError of what is raised while a class is made, with Ctrl-C as its cause.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return _say_interrupted()
         return _show(error, arguments)
     return status
 
@@ -88,6 +90,11 @@ def _status_of(work: Callable[[], object]) -> int:
         click.echo(ending.code, err=True)
         return EXIT_FAILED
     return EXIT_OK
+
+
+def _say_interrupted() -> int:
+    click.echo("\ninterrupted", err=True)
+    return EXIT_INTERRUPTED
 
 
 def _give_up_output() -> int:
