@@ -99,19 +99,20 @@ class AnsweringBinding(ServedBinding):
                     f"`on_activation` must return a ProbeSignal or None, got {type(signal).__name__}"
                 )
         except BaseException as error:
+            call_ns = time.monotonic_ns() - called_ns
             self._answer(sequence, ERROR, encode_error(error))
-            self._count(called_ns, taken_ns - published_ns)
+            self._count(call_ns, taken_ns - published_ns)
             self._note_error({"seq": sequence, "layer": layer, "token_pos": token_pos}, error)
             return
+        call_ns = time.monotonic_ns() - called_ns
         self._answer(sequence, kind, data)
         # The caller was woken on this CPU, and its turns are longer: it would wait for what follows.
         os.sched_yield()
-        self._count(called_ns, taken_ns - published_ns)
+        self._count(call_ns, taken_ns - published_ns)
         if signal is not None:
             self._taker.take_signal(self, {"seq": sequence, "layer": layer, "token_pos": token_pos}, signal)
 
-    def _count(self, called_ns: int, waited_ns: int) -> None:
-        call_ns = time.monotonic_ns() - called_ns
+    def _count(self, call_ns: int, waited_ns: int) -> None:
         self.last_call_ns = call_ns
         self.meter.note_wait(waited_ns, 1)
         self.meter.note_call(call_ns)

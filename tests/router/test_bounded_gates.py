@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from router_points import REGISTRY, ListSink, context, fresh_id, make_point, mak
 from undercurrent.core import ProbeAction
 from undercurrent.router import InterventionMode, InterventionPolicy, Router, RouterError, TimeoutAction
 from undercurrent.spec import OnError, Sample, SampleBy
+from undercurrent.workers import guard_worker
 
 
 @pytest.fixture(name="router", scope="module", params=["process", "thread"])
@@ -74,6 +76,25 @@ def test_an_answer_that_no_cell_holds_comes_whole(router: Router) -> None:
         assert np.array_equal(signal.metadata["logits"], np.arange(4096, dtype=np.float32) + position)
         assert signal.metadata["why"] == "because " * 500
         assert signal.confidence == 0.75
+
+
+def test_what_a_caller_does_while_its_guard_yields_is_no_time_of_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_ns = 0
+
+    def yield_for_a_second() -> None:
+        nonlocal clock_ns
+        clock_ns += 10**9
+
+    monkeypatch.setattr(guard_worker, "time", SimpleNamespace(monotonic_ns=lambda: clock_ns))
+    monkeypatch.setattr(guard_worker.os, "sched_yield", yield_for_a_second)
+    with Router({**REGISTRY, **GATES}, worker_mode="thread") as router:
+        request_id = register(router, gate_point())
+        for position in range(3):
+            router.route(make_record(request_id, position=position))
+        router.end_request(request_id)
+        (counted,) = router.totals().points
+    assert clock_ns == 3 * 10**9
+    assert (counted.probe_call.count, counted.probe_call.sum_s) == (3, 0.0)
 
 
 def test_the_routers_default_policy_bounds_points_that_say_nothing() -> None:
