@@ -66,7 +66,8 @@ class Loop:
         self._on_finished = on_finished
         self._on_death = on_death
         self._selector = selectors.DefaultSelector()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_lock = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # -1 when closed; guarded by _wake_lock
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._take_posts)
         self._posts: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -98,8 +99,10 @@ class Loop:
         self.wake()
 
     def wake(self) -> None:
-        """Makes the thread look at its posts."""
-        os.eventfd_write(self._wake_fd, 1)
+        """Makes the thread look at its posts; one that has ended looks no more."""
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     def stop(self, deadline: float) -> None:
         """Ends the thread; any other thread may ask, once."""
@@ -113,7 +116,9 @@ class Loop:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if not self._thread.is_alive():
             self._selector.close()
-            os.close(self._wake_fd)
+            with self._wake_lock:  # the number may be another file's a moment later
+                os.close(self._wake_fd)
+                self._wake_fd = -1
 
     def ask_flush(self, lane: Lane) -> PendingFlush:
         """Asks the lane's worker to write what it has; any thread may. No worker, or its death, ends the wait too."""

@@ -18,6 +18,7 @@ from undercurrent.core import Probe, ProbeAction, ProbeResult, ProbeSignal
 from undercurrent.ipc.layout import ANSWER_BYTES_MAX
 from undercurrent.workers import AsyncBinding, Supervisor, last_words, worker
 from undercurrent.workers import messages as m
+from undercurrent.workers.lane import RETIRED_MAX
 from undercurrent.workers.loop import Loop
 
 
@@ -206,6 +207,17 @@ def test_a_word_is_not_lost_when_the_supervisor_closes_first(supervisor: Supervi
     (tmp_path / "open").touch()
     supervisor.close(wait=True, deadline=deadline())
     assert binding.wait_result(deadline()).verdict == "waited"
+
+
+def test_many_words_that_nobody_took_outlive_the_supervisor(supervisor: Supervisor) -> None:
+    _warm(supervisor)
+    plans = [plan(Says, f"r{index}", probe_kwargs={"verdict": index}) for index in range(2 * RETIRED_MAX)]
+    bindings = supervisor.open_bindings(plans)
+    for binding in bindings:
+        binding.end()
+    wait_for(lambda: all(binding.ring.last_answered() for binding in bindings))
+    supervisor.close(wait=True, deadline=deadline())
+    assert [binding.wait_result(deadline()).verdict for binding in bindings] == list(range(2 * RETIRED_MAX))
 
 
 def test_a_waiter_returns_when_the_supervisor_closes_without_a_word(tmp_path: Path) -> None:
