@@ -269,7 +269,8 @@ def test_nonsense_in_a_cell_ends_the_worker_and_no_caller_hangs(
         monkeypatch.setattr(worker, "encode_plain", lambda result, measured: data)
         binding.lane.process = Liar()
         binding.end()
-        result = binding.wait_result(time.monotonic() + 0.5)
+        wait_for(lambda: binding.ring.last_answered() != 0)
+        result = binding.wait_result(time.monotonic() + 0.2)
         assert result.verdict is None
         assert not coverage(result)["complete"]
         assert told
