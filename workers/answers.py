@@ -12,6 +12,7 @@ import msgspec
 from undercurrent.core import ProbeAction, ProbeSignal
 from undercurrent.errors import ValuePathError
 from undercurrent.workers.frames import MalformedValueError, decode_value, encode_value
+from undercurrent.workers.value_codes import PLAIN_TYPES, are_plain
 
 __all__ = ["ELSEWHERE", "ERROR", "decode_answer", "decode_error", "encode_answer", "encode_error"]
 
@@ -27,7 +28,6 @@ ERROR: Final = 4
 """The probe raised: the name of the type, and the message."""
 
 _ERROR_CHARS_MAX = 160
-_PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -90,9 +90,6 @@ def decode_error(data: bytes) -> tuple[str, str]:
 
 
 def _is_plain(signal: ProbeSignal) -> bool:
-    if type(signal.confidence) not in _PLAIN_TYPES or type(signal.timestamp) is not float:
+    if type(signal.confidence) not in PLAIN_TYPES or type(signal.timestamp) is not float:
         return False
-    metadata = signal.metadata
-    return type(metadata) is dict and all(
-        type(name) is str and type(value) in _PLAIN_TYPES for name, value in metadata.items()
-    )
+    return type(signal.metadata) is dict and are_plain(signal.metadata.items())

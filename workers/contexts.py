@@ -6,7 +6,7 @@ import msgspec
 
 from undercurrent.core import RequestContext
 from undercurrent.workers.frames import decode_value, encode_value
-from undercurrent.workers.value_codes import PLAIN_TYPES
+from undercurrent.workers.value_codes import are_plain
 
 __all__ = ["decode_context", "encode_context"]
 
@@ -21,7 +21,7 @@ def encode_context(request_id: str, context: RequestContext) -> bytes:
     """
     metadata = context.prompt_metadata
     is_bare = context.extraction_point_config is None and context.request_id == request_id and type(metadata) is dict
-    if is_bare and {*map(type, metadata)} <= {str} and {*map(type, metadata.values())} <= PLAIN_TYPES:
+    if is_bare and are_plain(metadata.items()):
         try:
             return _encode(metadata)
         except (OverflowError, UnicodeEncodeError):  # an integer of over 64 bits, half a surrogate pair

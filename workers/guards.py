@@ -32,19 +32,12 @@ class GuardLane(Lane):
     binding_type = GuardBinding
     is_guard = True
 
-    def __init__(
-        self,
-        name: str,
-        budget: MemoryBudget,
-        on_unsent: Callable[[], None],
-        on_retired: Callable[[Lane], None],
-        guards: Guards,
-    ) -> None:
-        super().__init__(name, budget, on_unsent, on_retired)
-        self.note_overdue: Callable[[GuardBinding, int, float], None] = lambda binding, sequence, since: (
-            guards.note_overdue(self, binding, sequence, since)
-        )
-        self._is_torch_told = False
+    guards: Guards
+    _is_torch_told = False
+
+    def note_overdue(self, binding: GuardBinding, sequence: int, since: float) -> None:
+        """See `Guards.note_overdue`."""
+        self.guards.note_overdue(self, binding, sequence, since)
 
     def _preparations(self) -> list[m.Frame]:
         """torch takes seconds to import: it must be there before a record with a deadline is."""
@@ -82,13 +75,9 @@ class Guards:
                 f"extraction point {point.name!r} needs a guard process, and at most {GUARD_COUNT_MAX} points of a "
                 "router have one; points of the same name share theirs, so keep names fixed over requests"
             )
-        lane = GuardLane(
-            f"uc-g{len(self.lanes)}-{point.name}"[:40],
-            self._budget,
-            self._loop.note_unsent,
-            self._loop.note_retired,
-            self,
-        )
+        name = f"uc-g{len(self.lanes)}-{point.name}"[:40]
+        lane = GuardLane(name, self._budget, self._loop.note_unsent, self._loop.note_retired)
+        lane.guards = self
         lane.threads = point.threads or 1
         lane.needs_gpu = bool(point.gpu)
         self.lanes = [*self.lanes, lane]

@@ -35,7 +35,6 @@ POINTS_LOADED_MAX = 1024
 """A worker forgets the definition used longest ago beyond this many."""
 _VERDICT_S = 0.25
 """What a worker gets, at most, between the last record of a drain and the moment its verdict is due."""
-_now = time.monotonic
 _POLICIES = {
     OverflowPolicy.DROP_OLDEST: DROP_OLDEST,
     OverflowPolicy.DROP_NEWEST: DROP_NEWEST,
@@ -182,7 +181,9 @@ class Lane:
     def end_bindings(self, bindings: Sequence[AsyncBinding], answer_by: float | None) -> None:
         """Closes the rings and asks for the results, which somebody wants by `answer_by` (monotonic)."""
         frames: list[m.Frame] = []
-        drain_until = None if answer_by is None else answer_by - min(_VERDICT_S, max(0.0, answer_by - _now()) / 5)
+        drain_until = answer_by
+        if drain_until is not None:
+            drain_until -= min(_VERDICT_S, max(0.0, drain_until - time.monotonic()) / 5)
         with self._lock:
             last_words = self.last_words if self.state == "running" else None
             for binding in bindings:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from undercurrent.core import ProbeResult
-from undercurrent.core.coverage import describe_whole
+from undercurrent.core import Coverage, ProbeResult
 from undercurrent.ipc.layout import CORRUPT, OK, SEQUENCE_END, TIMEOUT
-from undercurrent.workers.value_codes import PLAIN_TYPES
+from undercurrent.workers.value_codes import PLAIN_TYPES, are_plain
 
 if TYPE_CHECKING:
     from undercurrent.workers.binding import AsyncBinding
@@ -34,7 +33,7 @@ VALUE: Final = 2
 BY_FRAME: Final = 3
 """The answer is empty: the result comes as `Finished`."""
 _LATE_S: Final = 0.05
-_COVERAGE_KEYS: Final = describe_whole(0).keys()
+_COVERAGE_KEYS: Final = Coverage().to_dict().keys()
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_plain = msgspec.msgpack.Decoder(tuple[Any, dict[str, Any], list[int]]).decode
@@ -46,9 +45,8 @@ def encode_plain(result: ProbeResult, measured: bytes) -> bytes | None:
     verdict, metadata = result.verdict, result.metadata
     if type(verdict) not in PLAIN_TYPES or result.signal_history:
         return None
-    for name, value in metadata.items():
-        if type(name) is not str or (type(value) not in PLAIN_TYPES and name != "coverage"):
-            return None
+    if not are_plain(item for item in metadata.items() if item[0] != "coverage"):
+        return None
     try:
         return _encode((verdict, metadata, _words(measured)))
     except (OverflowError, UnicodeEncodeError):  # an integer of over 64 bits, half a surrogate pair

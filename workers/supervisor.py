@@ -125,12 +125,13 @@ class Supervisor:
         """
         packed = [self._points.pack(plan) for plan in plans]
         self._ensure_started()
-        contexts: dict[int, bytes] = {}
+        contexts: dict[tuple[str, int], bytes] = {}
         by_lane: dict[Lane, list[Opening]] = {}
         for plan, (point, point_id) in zip(plans, packed, strict=True):
-            context = contexts.get(id(plan.context))
+            key = plan.request_id, id(plan.context)
+            context = contexts.get(key)
             if context is None:
-                context = contexts[id(plan.context)] = encode_context(plan.request_id, plan.context)
+                context = contexts[key] = encode_context(plan.request_id, plan.context)
             is_served = not self._healths.is_suspended(point.worker_key)
             self._loop.expect_calls_of(plan)
             opening = Opening(next(self._numbers), plan, point, point_id, context, is_served)

@@ -5,6 +5,7 @@ None, bool, int of 64 bits, float, str, bytes, list and dict with text keys are 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from undercurrent.core import ProbeResult, ProbeSignal, RequestContext
@@ -47,3 +48,8 @@ NODES_MAX: Final = 4_000_000
 """How many items one value may have in all; a list that holds another one twice counts it twice."""
 VALUE_BYTES_MAX: Final = 64 * 1024 * 1024
 """How long the bytes of one value may be."""
+
+
+def are_plain(items: Iterable[tuple[object, object]]) -> bool:
+    """Whether the items of a dict have text for names and plain values; some may still not fit."""
+    return all(type(name) is str and type(value) in PLAIN_TYPES for name, value in items)

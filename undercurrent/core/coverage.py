@@ -145,17 +145,3 @@ class Coverage:
             restarts=data["restarts"],
             reasons=tuple(CoverageReason(reason) for reason in data["reasons"]),
         )
-
-
-def describe_whole(count: int) -> dict[str, Any]:
-    """`Coverage(routed=count, seen=count).to_dict()`, written out: most requests end with it."""
-    return {
-        "routed": count,
-        "seen": count,
-        "dropped": 0,
-        "errors": 0,
-        "lost": 0,
-        "restarts": 0,
-        "complete": True,
-        "reasons": [],
-    }
